@@ -1,0 +1,33 @@
+"""HiLRP: relevance maps that decompose the prediction of any vision model, with books that close.
+
+    explanation = hilrp.explain(model, x)
+    explanation.map, explanation.ledger.table()
+"""
+
+from hilrp import targets
+from hilrp.errors import AuditError, AuditWarning, BooksError, HilrpError, InputError, ModelError, TargetError
+from hilrp.explainer import Explainer, explain
+from hilrp.explanation import Explanation
+from hilrp.ledger import Ledger
+from hilrp.registry import register
+from hilrp.rules import PRESETS, Rules
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "AuditError",
+    "AuditWarning",
+    "BooksError",
+    "Explainer",
+    "Explanation",
+    "HilrpError",
+    "InputError",
+    "Ledger",
+    "ModelError",
+    "Rules",
+    "TargetError",
+    "explain",
+    "register",
+    "targets",
+]

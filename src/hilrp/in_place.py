@@ -1,0 +1,92 @@
+"""In-place calls, run out of place.
+
+Rules attach to tensors, and a tensor that a rule has seen must not change. So ``x.relu_()`` runs ``x.relu()``,
+and from then on the new tensor *stands for* ``x`` wherever the model uses it, and for the part of it that any
+view of ``x`` shows. Values are the same as if ``x`` had been written to; nothing ever is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hilrp.errors import ModelError
+
+if TYPE_CHECKING:
+    from hilrp.engine import Engine
+
+#: In-place calls that assign values and have no out-of-place twin.
+_ASSIGN = {"copy": lambda args: args[1], "fill": lambda args: args[1], "zero": lambda args: 0}
+#: In-place calls that change the shape and not the values.
+_RESHAPE = frozenset("transpose t squeeze unsqueeze swapaxes swapdims".split())
+
+
+def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an in-place call (or one with ``out=``) and returns the tensor that stands for its target."""
+    if isinstance(kwargs.get("out"), Tensor):
+        target = kwargs.pop("out")
+        new = engine.apply(func, args, kwargs)
+    elif name == "setitem":
+        target = args[0]
+        new = engine.apply(set_item, args, kwargs)
+    elif name in _ASSIGN:
+        target = args[0]
+        new = engine.apply(set_item, (target, (...,), _ASSIGN[name](args)), {})
+    elif name in ("requires_grad", "detach"):
+        return func(*args, **kwargs) if name == "requires_grad" else _replace(engine, args[0], engine.apply(torch.detach, args, {}))
+    else:
+        target = args[0]
+        new = engine.apply(_twin(name, engine.path), args, kwargs)
+        if name in _RESHAPE:
+            engine.alias(target, new)
+            return new
+    if new.dtype != target.dtype:
+        new = engine.apply(Tensor.to, (new, target.dtype), {})
+    return _replace(engine, target, new)
+
+
+def _twin(name: str, path: str) -> Any:
+    for space in (torch.Tensor, torch, torch._C._nn):
+        if hasattr(space, name):
+            return getattr(space, name)
+    raise ModelError(
+        f"The in-place operation `{name}_` in {path or '(model)'} has no out-of-place form in torch. "
+        "Write that line of the model without it, for instance with torch.where or torch.cat."
+    )
+
+
+def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
+    """Lets ``new`` stand for ``target``, and brings its base and the other views of it up to date."""
+    root = target if target._base is None else target._base
+    views = [view for view in engine.views(root) if view is not target]
+    # A base that the model never held (a rule made it) needs no keeping.
+    if not views and (root is target or not (engine.varies(root) or root.is_leaf)):
+        engine.alias(target, new)
+        return new
+
+    def place(view: Tensor) -> tuple[Any, ...]:
+        return tuple(view.shape), view.stride(), view.storage_offset() - root.storage_offset()
+
+    new_root = engine.apply(write, (engine.current(root), new, root.stride(), *place(target)), {})
+    engine.alias(root, new_root)
+    for view in (target, *views):
+        if view is not root:
+            engine.alias(view, engine.apply(torch.as_strided, (new_root, *place(view)), {}))
+    return engine.current(target)
+
+
+def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
+    """``tensor[index] = value`` on a copy."""
+    tensor = tensor.clone()
+    tensor[index] = value
+    return tensor
+
+
+def write(root: Tensor, part: Tensor, strides: tuple[int, ...], *place: Any) -> Tensor:
+    """A copy of ``root``, laid out with ``strides``, in which the view at ``place`` holds ``part``."""
+    copy = torch.empty_strided(root.shape, strides, dtype=root.dtype, device=root.device)
+    copy.copy_(root)
+    copy.as_strided(*place).copy_(part)
+    return copy

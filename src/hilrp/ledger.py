@@ -1,0 +1,186 @@
+"""The ledger: double-entry books of relevance.
+
+Gradient x Input with local linearisation obeys an identity: the score is the sum over the pixels plus the sum
+over every constant that entered the graph. Each constant's share is computed from the constant itself
+(``c * g``) where it enters, never as the difference that it is checked against, so that the check can fail:
+what no constant explains is a leak.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hilrp.layout import Layout, split_samples
+
+
+class Site(NamedTuple):
+    """Where an operation ran: the module's path, the operation, and which of the module's calls it was."""
+
+    module: str
+    operation: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.module or '(model)'}: {self.operation}"
+
+
+class UnknownLayout(Exception):
+    """The samples of a batch could not be told apart at an entry; explained one by one, they can."""
+
+
+def per_sample(c: Tensor, g: Tensor, layout: Layout | None, batch: int) -> Tensor:
+    """``sum(c * g)`` over each sample's elements, ``c`` broadcast against ``g``; the result is float64, of length ``batch``."""
+    if g.is_complex():
+        # With torch's convention for complex gradients, relevance is Re(conj(c) g).
+        c, g = torch.view_as_real(c.to(g.dtype).resolve_conj()), torch.view_as_real(g.resolve_conj())
+    shape = (1,) * (g.ndim - c.ndim) + tuple(c.shape)
+    if batch == 1:
+        g, c = g.unsqueeze(0), c.reshape(1, *shape)
+        sample_axis = 0
+    elif layout is None:
+        raise UnknownLayout
+    else:
+        axis = layout.axis
+        g = g.reshape(split_samples(g.shape, layout, batch))
+        spread = (1, 1, 1) if shape[axis] == 1 else g.shape[axis : axis + 3]
+        c = c.reshape(*shape[:axis], *spread, *shape[axis + 1 :])
+        sample_axis = axis + 1
+    # Where the constant is the same along an axis, sum the gradient first: a bias costs one pass over g.
+    alike = [i for i in range(g.ndim) if c.shape[i] == 1 and i != sample_axis]
+    if alike:
+        g = g.sum(alike, keepdim=True)
+    return (c.double() * g.double()).sum([i for i in range(g.ndim) if i != sample_axis])
+
+
+@dataclass
+class Books:
+    """What is written while an explanation runs.
+
+    Attributes:
+        batch: Number of samples.
+        itemised: Keep an account per operation, and measure what each lets through.
+        shares: What constants kept, by kind, or by site and kind if itemised.
+        flows: For itemised books: relevance in minus relevance out, by site.
+        unsplit: Whether an entry could not be told apart by sample.
+    """
+
+    batch: int
+    itemised: bool = False
+    shares: dict[tuple[Site | None, str], Tensor] = field(default_factory=dict)
+    flows: dict[Site, Tensor] = field(default_factory=dict)
+    unsplit: bool = False
+
+    def enter(self, output: Tensor, constant: Tensor, kind: str, site: Site, layout: Layout | None) -> None:
+        """Books, once the gradient of ``output`` is known, the share that ``constant`` keeps of it."""
+        if not output.requires_grad:
+            return
+        account = (site if self.itemised else None, kind)
+        # An infinite constant is a mask; the gradient there is zero, and so is the share.
+        constant = constant.detach().nan_to_num(0.0, 0.0, 0.0) if kind == "constant" else constant.detach()
+
+        def write(g: Tensor) -> None:
+            self._add(self.shares, account, constant, g, layout)
+
+        output.register_hook(write)
+
+    def measure(self, tensor: Tensor, sign: int, site: Site, layout: Layout | None) -> None:
+        """Itemised books: counts the relevance of ``tensor`` into (+1) or out of (-1) the operation at ``site``."""
+        value = tensor.detach()
+
+        def write(g: Tensor) -> None:
+            self._add(self.flows, site, value if sign > 0 else -value, g, layout)
+
+        tensor.register_hook(write)
+
+    def _add(self, accounts: dict, account, constant: Tensor, g: Tensor, layout: Layout | None) -> None:  # type: ignore[type-arg, no-untyped-def]
+        try:
+            share = per_sample(constant, g, layout, self.batch)
+        except UnknownLayout:
+            self.unsplit = True
+            return
+        accounts[account] = accounts[account] + share if account in accounts else share
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Where every unit of relevance went, per sample.
+
+    Attributes:
+        score: What was explained, ``[B]``.
+        pixels: What arrived at the input.
+        entries: What constants kept: by kind (``"bias"``, ``"norm shift"``, ...), or in itemised books by
+            ``"module: operation (kind)"``.
+        leaks: Itemised books only: by operation, relevance in minus out minus what its constants explain.
+        itemised: Whether the books are itemised.
+    """
+
+    score: Tensor
+    pixels: Tensor
+    entries: dict[str, Tensor]
+    leaks: dict[str, Tensor]
+    itemised: bool
+
+    @staticmethod
+    def close(books: Books, score: Tensor, pixels: Tensor) -> Ledger:
+        """The finished ledger of a pass."""
+        entries: dict[str, Tensor] = {}
+        explained: dict[Site, Tensor] = defaultdict(lambda: torch.zeros_like(pixels))
+        for (site, kind), share in books.shares.items():
+            name = kind if site is None else f"{site} ({kind})"
+            entries[name] = entries[name] + share if name in entries else share
+            if site is not None:
+                explained[site] = explained[site] + share
+        leaks: dict[str, Tensor] = {}
+        for site, flow in books.flows.items():
+            leak = flow - explained[site]
+            leaks[str(site)] = leaks[str(site)] + leak if str(site) in leaks else leak
+        return Ledger(score.double(), pixels.double(), entries, leaks, books.itemised)
+
+    @property
+    def constants(self) -> Tensor:
+        """The sum of all entries."""
+        return sum(self.entries.values(), torch.zeros_like(self.score))
+
+    @property
+    def difference(self) -> Tensor:
+        """``score - pixels - constants``: what is missing (positive) or too much (negative)."""
+        return self.score - self.pixels - self.constants
+
+    @property
+    def residual(self) -> Tensor:
+        """``|difference| / |score|``: zero, up to rounding, if the books close."""
+        return self.difference.abs() / self.score.abs()
+
+    @property
+    def leak(self) -> Tensor:
+        """Relevance that operations kept and no constant explains, relative to the score.
+
+        Itemised books measure it at each operation and add up the sizes, so that opposite leaks don't cancel.
+        Totals only know its net sum, which is the residual.
+        """
+        if not self.itemised:
+            return self.residual
+        return sum((leak.abs() for leak in self.leaks.values()), torch.zeros_like(self.score)) / self.score.abs()
+
+    @property
+    def share(self) -> Tensor:
+        """The pixels' share of the score."""
+        return self.pixels / self.score
+
+    def table(self, sample: int = 0, rows: int = 12) -> str:
+        """The books of one sample as text, largest entries first."""
+        score = float(self.score[sample])
+        named = sorted(((n, float(v[sample])) for n, v in self.entries.items()), key=lambda item: -abs(item[1]))
+        lines = [("pixels", float(self.pixels[sample])), *named[:rows]]
+        if len(named) > rows:
+            lines.append((f"{len(named) - rows} smaller entries", sum(v for _, v in named[rows:])))
+        lines.append(("not accounted for", float(self.difference[sample])))
+        width = max(len(name) for name, _ in lines)
+        out = [f"{'score':<{width}}  {score:>12.6g}  {'share':>8}"]
+        out += [f"{name:<{width}}  {value:>12.6g}  {value / score if score else float('nan'):>8.4f}" for name, value in lines]
+        return "\n".join(out)

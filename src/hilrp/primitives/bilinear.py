@@ -1,0 +1,142 @@
+"""Bilinear mixing: products of factors that all depend on the input.
+
+``cp`` (conservation-preserving): the factor of the lowest gate level carries the relevance, the others are held
+fixed. ``uniform``: each of the n factors gets ``1/n``. Factors of equal level always share evenly. Written
+for n factors, since einsum has them; the products that attention uses have two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hilrp.primitives import linear
+from hilrp.primitives.call import Call
+from hilrp.primitives.functions import carry, scale_gradient
+from hilrp.primitives.normalisation import stop
+
+
+def mix(call: Call) -> Tensor:
+    """matmul, einsum and kin: a linear map if one factor depends on the input, else bilinear mixing."""
+    if sum(map(call.varies, call.operands)) == 1:
+        return linear.weighted(call)
+    return product(call)
+
+
+def multiply(call: Call) -> Tensor:
+    """Elementwise product. With a constant it has one contribution per output: the native backward is exact."""
+    if sum(map(call.varies, call.operands)) == 1:
+        y: Tensor = call.run()
+        return y
+    return product(call)
+
+
+def product(call: Call) -> Tensor:
+    """``y = u v``: ``R_u = R_v = R_y / 2`` (uniform), or all of it to the factor of the lower level (cp)."""
+    carriers = call.carriers
+    if not carriers:
+        return stop(call)
+    if call.rules.unlisted == "raw" and call.name in ("mul", "square"):
+        y: Tensor = call.run()
+        return y
+    if call.rules.attention == "cp":
+        lowest = min(map(call.level, carriers))
+        carriers = [t for t in carriers if call.level(t) == lowest]
+    chosen = {id(t) for t in carriers}
+    y = call.run(lambda t: t if id(t) in chosen or not t.requires_grad else t.detach())
+    if call.rules.attention == "uniform":
+        return _even_split(call, y, len(carriers))
+    return scale_gradient(y, 1 / len(carriers))
+
+
+def _even_split(call: Call, y: Tensor, carriers: int) -> Tensor:
+    # Factors that gates produced have no graph: their part stays with them and is booked as such.
+    factors = sum(map(call.varies, call.operands))
+    if carriers < factors:
+        call.book(y, y.detach() * (1 - carriers / factors), "gate")
+    return scale_gradient(y, 1 / factors)
+
+
+def attention(call: Call) -> Tensor:
+    """``softmax(q k^T) v`` in one fused call: the weights are the gate, the values the signal.
+
+    cp: ``q`` and ``k`` are held fixed. uniform: the weights keep their half. attnlrp: half to the values, and
+    the other half through the softmax to ``q`` and ``k``, a quarter each. The kernel stays fused throughout.
+    """
+    q, k, v = call.args[0], call.args[1], call.args[2]
+    rest = call.args[3:]
+    if call.rules.attention == "attnlrp":
+        parts = [scale_gradient(q, 0.25), scale_gradient(k, 0.25), scale_gradient(v, 0.5)]
+        y: Tensor = call.func(*parts, *rest, **call.kwargs)
+        _book_taylor_term(call, y)
+        return y
+    y = call.func(q.detach(), k.detach(), v, *rest, **call.kwargs)
+    if call.rules.attention == "uniform":
+        call.book(y, y.detach() / 2, "gate")
+        return scale_gradient(y, 0.5)
+    return y
+
+
+def _book_taylor_term(call: Call, y: Tensor) -> None:
+    # y = A v. The values carry y/2 on; q and k carry (1/4)(dy/dq q + dy/dk k). The rest of y is the constant
+    # term of the expansion, computed here in the forward direction: dA = A (ds - sum_k A ds) with ds = 2 s.
+    q, k, v = (t.detach() for t in call.args[:3])
+    if call.kwargs.get("enable_gqa"):
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    scale = call.kwargs.get("scale") or q.shape[-1] ** -0.5
+    logits = scale * (q @ k.transpose(-2, -1))
+    mask = call.argument(3, "attn_mask")
+    masked = logits
+    if call.argument(5, "is_causal", False):
+        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        masked = masked.masked_fill(~causal, float("-inf"))
+    if mask is not None:
+        masked = masked.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else masked + mask.detach()
+    weights = masked.softmax(-1)
+    carried = weights * (logits - (weights * logits).sum(-1, keepdim=True)) @ v / 2
+    call.book(y, y.detach() / 2 - carried, "softmax Taylor term")
+
+
+def softmax(call: Call) -> Tensor:
+    """Attention weights. A gate that keeps what reaches it (cp, uniform), or passes it on by its Taylor expansion."""
+    if call.rules.attention != "attnlrp":
+        return stop(call)
+    y: Tensor = call.run()
+    dim = call.argument(1, "dim", -1)
+    # A masked logit is -inf and its weight 0: it has no part in the expansion.
+    s, a = call.args[0].detach().nan_to_num(neginf=0.0), y.detach()
+    # The first-order term is the Jacobian times the logits; what remains of y is the constant term.
+    call.book(y, a - a * (s - (a * s).sum(dim, keepdim=True)), "softmax Taylor term")
+    return y
+
+
+def cosine_similarity(call: Call) -> Tensor:
+    """``x1 x2 / (|x1| |x2|)``: a product whose norms are held fixed."""
+    x1, x2 = call.args[:2]
+    dim, eps = call.argument(2, "dim", 1), call.argument(3, "eps", 1e-8)
+    with torch.no_grad():
+        norms = x1.norm(dim=dim).clamp_min(eps) * x2.norm(dim=dim).clamp_min(eps)
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(dim) / norms
+
+    return carry(call.value(), product(replace(call, func=dot, args=(x1, x2), kwargs={})))
+
+
+def sample(call: Call) -> Tensor:
+    """grid_sample: bilinear sampling is linear in the sampled tensor; the sampling grid is the gate."""
+    grid = call.argument(1, "grid")
+    y: Tensor = call.run(lambda t: t.detach() if t is grid else t)
+    return y
+
+
+def deformable(call: Call) -> Tensor:
+    """Deformable convolution: a weighted sum at learned offsets, which are held fixed with their mask."""
+    # torchvision::deform_conv2d(input, weight, offset, mask, bias, ...)
+    x, weight, offset, mask, bias = call.args[:5]
+    fixed = [offset.detach(), mask.detach()]
+    y: Tensor = call.func(x, weight, *fixed, bias, *call.args[5:])
+    call.book(y, bias.reshape(-1, 1, 1), "bias")
+    return y

@@ -1,0 +1,141 @@
+"""The few backward passes that torch doesn't have: everything else in this package is native autograd.
+
+Relevance is Gradient x Input: a tensor ``y`` with gradient ``g`` holds the relevance ``y * g``. A rule is
+therefore a choice of backward pass. Each function here returns its value untouched, bit for bit, and
+changes only what flows back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+class _Scale(Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * ctx.factor, None
+
+
+def scale_gradient(y: Tensor, factor: float) -> Tensor:
+    """``y``, with ``factor`` times the gradient."""
+    return _Scale.apply(y, factor) if y.requires_grad and factor != 1 else y
+
+
+class _Carry(Function):
+    @staticmethod
+    def forward(ctx: Any, surrogate: Tensor, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
+
+
+def carry(value: Tensor, surrogate: Tensor) -> Tensor:
+    """The exact ``value`` on the backward pass of ``surrogate``, which equals it up to rounding."""
+    return _Carry.apply(surrogate, value) if surrogate.requires_grad else value
+
+
+class _Secant(Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, value: Callable[[], Tensor], origin: Tensor | None) -> Tensor:
+        y = value()
+        rise = y if origin is None else y - origin
+        ctx.save_for_backward(torch.where(a == 0, 0, rise / a))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return g * slope, None, None
+
+
+def secant(a: Tensor, value: Callable[[], Tensor], origin: Tensor | None = None) -> Tensor:
+    """An elementwise ``y = f(a)`` as the straight line from ``(0, f(0))`` to ``(a, f(a))``.
+
+    ``y = f(0) + a * ((f(a) - f(0)) / a)`` with the slope held fixed. For ``f(0) = 0`` this is the identity
+    rule: all relevance of ``y`` goes to ``a``; otherwise the constant ``f(0)`` keeps its share.
+    """
+    return _Secant.apply(a, value, origin)
+
+
+class _Redistribute(Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, m: Tensor, p: float, q: float, signed: bool, epsilon: float) -> Tensor:
+        sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype) if signed else None
+        d = p * y + q * m if sign is None else p * y + q * (sign * m)
+        # Where nothing is to be distributed (d = 0 needs y = 0 or a stabiliser), nothing flows.
+        stable = d + epsilon * torch.where(d < 0, -1.0, 1.0).to(d.dtype) if epsilon else d
+        ratio = torch.where(stable == 0, 0, y / stable)
+        # Under the signed rule y / d is never negative, so that its sign bit can hold sigma.
+        ctx.save_for_backward(ratio if sign is None else ratio * sign)
+        ctx.p, ctx.q, ctx.signed = p, q, signed
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (ratio,) = ctx.saved_tensors
+        if ctx.signed:
+            sigma_t = g * ratio
+            return ctx.p * (g * ratio.abs()), ctx.q * sigma_t, None, None, None, None
+        t = g * ratio
+        return ctx.p * t, ctx.q * t, None, None, None, None
+
+
+def redistribute(y: Tensor, m: Tensor, p: float, q: float, signed: bool, epsilon: float = 0.0) -> Tensor:
+    """``y``, whose relevance is handed to the two products ``y`` and ``m`` that explain it.
+
+    With ``d = p y + q m`` (``m`` times ``sign(y)`` if ``signed``) and ``t = g y / d``, the products get the
+    gradients ``p t`` and ``q t``, so that ``y (p t) + m (q t) = d t = y g``: what comes in goes out.
+    """
+    return _Redistribute.apply(y, m, p, q, signed, epsilon)
+
+
+class _Normalise(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, value: Callable[[], Tensor], groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
+    ) -> Tensor:
+        grouped = x.reshape(groups)
+        wide = grouped if grouped.dtype in (torch.float32, torch.float64) else grouped.float()
+        power = wide.var(-1, unbiased=False, keepdim=True) if centre else wide.square().mean(-1, keepdim=True)
+        ctx.save_for_backward((power + eps).rsqrt(), scale)
+        ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
+        return value()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        inverse, scale = ctx.saved_tensors
+        shape = g.shape
+        if scale is not None:
+            g = g * scale
+        g = g.reshape(ctx.groups) * inverse
+        if ctx.centre:
+            g = g - g.mean(-1, keepdim=True)
+        return g.reshape(shape).to(ctx.dtype), None, None, None, None, None
+
+
+def normalise(
+    x: Tensor, value: Callable[[], Tensor], groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
+) -> Tensor:
+    """``(x - mean) / std * scale`` over the last axis of ``x.reshape(groups)``, with the divisor held fixed.
+
+    The mean stays: it is a linear map. ``centre=False`` is the root-mean-square form.
+    """
+    return _Normalise.apply(x, value, groups, scale, centre, eps)

@@ -1,0 +1,91 @@
+"""Linear maps: ``y_i = sum_j w_ij a_j + b_i`` with weights that don't depend on the input.
+
+With contributions ``z_ij = w_ij a_j`` every rule hands output i's relevance to the inputs in proportion to a
+function of ``z_ij``; the bias is one more contribution, ``b_i``, whose share stays with it. The rules are
+written with at most two native products, ``y`` and a companion ``m``, and a redistribution between them, so
+that they hold for every multilinear torch function (linear, convolutions of any kind, matmul, einsum)
+without knowing its indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from hilrp.primitives.call import Call
+from hilrp.primitives.functions import redistribute
+
+
+def weighted(call: Call) -> Tensor:
+    """A weighted sum (linear, convolution, matmul with a constant) under the rule set's linear rule."""
+    rules = call.rules
+    gamma = rules.gamma if rules.gamma_conv is None or not call.name.startswith("conv") else rules.gamma_conv
+    if rules.linear == "zplus":
+        return zplus(call, rules.epsilon)
+    if rules.linear == "epsilon" or gamma == 0 or any(t.is_complex() for t in call.operands):
+        return epsilon(call)
+    if rules.linear == "gamma_weights":
+        return gamma_weights(call, gamma, rules.epsilon)
+    return gamma_sign(call, gamma)
+
+
+def epsilon(call: Call) -> Tensor:
+    """``R_j = sum_i z_ij / y_i R_i``: the native backward pass."""
+    return _product(call)
+
+
+def gamma_sign(call: Call, gamma: float) -> Tensor:
+    """``R_j = sum_i (z_ij + gamma z_ij^s) / (sum_j' z_ij' + gamma z_ij'^s) R_i`` with ``s = sign(y_i)``.
+
+    ``z^s`` is the part of ``z`` that has the sign of the output. The parts of either sign sum to
+    ``(y + m) / 2`` and ``(y - m) / 2`` with ``m = |W||a| + |b|``, so the denominator is
+    ``d = (1 + gamma/2) y + (gamma/2) s m``. Since ``|d| >= |y|``, it needs no stabiliser.
+    """
+    y = _product(call)
+    m = _product(call, lambda t: t.abs())
+    return redistribute(y, m, 1 + gamma / 2, gamma / 2, signed=True)
+
+
+def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
+    """``R_j = sum_i a_j (w_ij + gamma w_ij^+) / (sum_j' a_j' (w_ij' + gamma w_ij'^+) + eps) R_i``.
+
+    The paper's equation to the letter. Its denominator can cross zero where activations are signed.
+    """
+    y = _product(call)
+    m = _product(call, lambda t: t if call.varies(t) else t.clamp(min=0))
+    return _stabilised(call, y, m, 1.0, gamma, stabiliser)
+
+
+def zplus(call: Call, stabiliser: float) -> Tensor:
+    """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``; the sum of positive parts is ``(y + m) / 2``."""
+    y = _product(call)
+    m = _product(call, lambda t: t.abs())
+    return _stabilised(call, y, m, 0.5, 0.5, stabiliser)
+
+
+def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    y: Tensor = call.run(replace)
+    bias = _bias(call)
+    if bias is not None:
+        call.book(y, bias if replace is None else replace(bias), "bias")
+    return y
+
+
+def _bias(call: Call) -> Tensor | None:
+    if call.name in ("addmm", "baddbmm", "addbmm"):
+        return call.args[0] if not call.args[0].requires_grad else None
+    if call.name == "linear":
+        return call.argument(2, "bias")
+    if call.name.startswith("conv"):
+        bias, weight = call.argument(2, "bias"), call.argument(1, "weight")
+        return None if bias is None else bias.reshape(-1, *([1] * (weight.ndim - 2)))
+    return None
+
+
+def _stabilised(call: Call, y: Tensor, m: Tensor, p: float, q: float, stabiliser: float) -> Tensor:
+    out = redistribute(y, m, p, q, signed=False, epsilon=stabiliser)
+    d = (p * y + q * m).detach()
+    kept = d.new_tensor(stabiliser).where(d >= 0, -stabiliser)
+    call.book(out, (y.detach() * kept / (d + kept)).where(d + kept != 0, 0), "stabiliser")
+    return out

@@ -1,0 +1,157 @@
+"""Normalisation, gates and activations: ``y = a g(a)`` or ``y = a / d(a)``, with ``g`` and ``d`` held fixed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hilrp.primitives.call import Call
+from hilrp.primitives.functions import carry, normalise, scale_gradient, secant
+from hilrp.primitives.reindexing import affine
+
+
+def activation(call: Call) -> Tensor:
+    """Elementwise with ``f(0) = 0``: the identity rule, ``R_a = R_y``."""
+    return _secant(call, offset=False)
+
+
+def offset_activation(call: Call) -> Tensor:
+    """Elementwise with ``f(0) != 0`` (sigmoid, softplus, exp, clamp): the constant ``f(0)`` keeps its share."""
+    return _secant(call, offset=True)
+
+
+def _secant(call: Call, offset: bool) -> Tensor:
+    carriers = call.carriers
+    if len(carriers) != 1:
+        # Bounds that depend on the input (clamp, maximum) select: the native backward is exact.
+        y: Tensor = call.run()
+        return y
+    (a,) = carriers
+    origin = None
+    if offset:
+        with torch.no_grad():
+            origin = call.run(lambda t: t.new_zeros(()) if t is a else t)
+    y = secant(a, call.value, origin)
+    if origin is not None:
+        call.book(y, origin, "activation at zero")
+    return y
+
+
+def power(call: Call) -> Tensor:
+    """``a ** n``: the identity rule for a positive exponent; otherwise a statistic, which is a gate."""
+    base, exponent = call.args[0], call.argument(1, "exponent")
+    if call.name == "rpow" or isinstance(exponent, Tensor) or isinstance(base, (int, float)):
+        return offset_activation(call) if not isinstance(exponent, Tensor) else stop(call)
+    return activation(call) if exponent > 0 else stop(call)
+
+
+def stop(call: Call) -> Tensor:
+    """A gate that has no conserving way on: relevance that reaches it stays there."""
+    y: Tensor = call.value()
+    return y
+
+
+def variance(call: Call) -> Tensor:
+    """Of degree two: the gradient pays twice the value, hence one half of it."""
+    y = call.run()
+    if isinstance(y, tuple):  # var_mean: the mean is a linear map and stays as it is
+        return type(y)([scale_gradient(y[0], 0.5), y[1]])  # type: ignore[no-any-return]
+    return scale_gradient(y, 0.5)
+
+
+def divide(call: Call) -> Tensor:
+    """``y = a / d``: the divisor is held fixed."""
+    swapped = call.name in ("rdiv", "rtruediv")
+    divisor = call.args[0] if swapped else call.argument(1, "other")
+    if not isinstance(divisor, Tensor) or not call.varies(divisor):
+        y: Tensor = call.run()
+        return y
+    if call.rules.unlisted == "raw":
+        y = call.run()
+        return y
+    y = call.run(lambda t: t.detach() if t is divisor else t)
+    return y
+
+
+def glu(call: Call) -> Tensor:
+    """``a sigmoid(b)`` over the two halves of an axis: the sigmoid is the gate."""
+    a, b = call.args[0].chunk(2, call.argument(1, "dim", -1))
+    return carry(call.value(), a * b.detach().sigmoid())
+
+
+def select(call: Call) -> Any:
+    """max and min: of two operands elementwise, or over an axis, where the native backward is exact."""
+    return offset_activation(call) if isinstance(call.argument(1, "other"), Tensor) else call.run()
+
+
+def layer_norm(call: Call) -> Tensor:
+    """torch.layer_norm(x, normalized_shape, weight, bias, eps)."""
+    # AttnLRP lists torch's own class; a subclass with a forward of its own escapes its patch.
+    if call.rules.unlisted == "raw" and type(call.module) is not torch.nn.LayerNorm:
+        return _raw(call)
+    x, shape = call.args[0], tuple(call.argument(1, "normalized_shape"))
+    weight, bias, eps = call.argument(2, "weight"), call.argument(3, "bias"), call.argument(4, "eps", 1e-5)
+    return _norm(call, x, (-1, math.prod(shape)), weight, bias, True, eps)
+
+
+def rms_norm(call: Call) -> Tensor:
+    """torch.rms_norm(x, normalized_shape, weight, eps)."""
+    if call.rules.unlisted == "raw" and type(call.module) is not torch.nn.RMSNorm:
+        return _raw(call)
+    x, shape = call.args[0], tuple(call.argument(1, "normalized_shape"))
+    weight, eps = call.argument(2, "weight"), call.argument(3, "eps")
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _norm(call, x, (-1, math.prod(shape)), weight, None, False, eps)
+
+
+def group_norm(call: Call) -> Tensor:
+    """torch.group_norm(x, groups, weight, bias, eps)."""
+    x, groups = call.args[0], call.argument(1, "num_groups")
+    weight, bias, eps = call.argument(2, "weight"), call.argument(3, "bias"), call.argument(4, "eps", 1e-5)
+    if call.rules.unlisted == "raw":
+        return _raw(call)
+    return _norm(call, x, (x.shape[0] * groups, -1), _channels(weight, x), _channels(bias, x), True, eps)
+
+
+def instance_norm(call: Call) -> Tensor:
+    """torch.instance_norm(x, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn)."""
+    x, weight, bias = call.args[:3]
+    if not call.args[5]:
+        return affine(call, "norm shift")
+    if call.rules.unlisted == "raw":
+        return _raw(call)
+    return _norm(call, x, (x.shape[0] * x.shape[1], -1), _channels(weight, x), _channels(bias, x), True, call.args[7])
+
+
+def batch_norm(call: Call) -> Tensor:
+    """In evaluation an affine map: ``y = w (x - mean) / std + b``."""
+    x, weight, bias, mean, var = call.args[:5]
+    y: Tensor = call.run()
+    slope = (var + call.args[7]).rsqrt() * (1 if weight is None else weight)
+    shift = -mean * slope if bias is None else bias - mean * slope
+    call.book(y, _channels(shift, x), "norm shift")  # type: ignore[arg-type]
+    return y
+
+
+def _norm(
+    call: Call, x: Tensor, groups: tuple[int, ...], scale: Tensor | None, shift: Tensor | None, centre: bool, eps: float
+) -> Tensor:
+    if not x.requires_grad:
+        return stop(call)
+    scale = None if scale is None else scale.detach()
+    y = normalise(x, call.value, groups, scale, centre, eps)
+    if shift is not None:
+        call.book(y, shift.detach(), "norm shift")
+    return y
+
+
+def _raw(call: Call) -> Tensor:
+    y: Tensor = call.run()
+    return y
+
+
+def _channels(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if parameter is None else parameter.reshape(-1, *([1] * (x.ndim - 2)))

@@ -1,0 +1,52 @@
+"""Reindexing, sums and selections: the native backward pass is exact.
+
+A map with one source per output copies relevance; a sum, a mean, an interpolation or a Fourier transform is
+linear without constants; a maximum, a relu or a norm is homogeneous of degree one. For all of them
+``sum(a * grad_a) = sum(y * grad_y)`` by Euler's theorem.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hilrp.primitives.call import Call
+
+
+def native(call: Call) -> Any:
+    """The operation as it is."""
+    return call.run()
+
+
+def add(call: Call) -> Tensor:
+    """Sums and differences: relevance follows the summands, constants keep their share."""
+    y: Tensor = call.run()
+    operands = (call.args[0], call.argument(1, "other"))
+    if not y.requires_grad or all(map(_carries, operands)):
+        return y
+    alpha = call.kwargs.get("alpha", 1)
+    weights = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[call.name]
+    constant, weight = (operands[1], weights[1]) if _carries(operands[0]) else (operands[0], weights[0])
+    if not isinstance(constant, Tensor):
+        constant = y.new_full((), constant)
+    call.book(y, constant * weight, "gate" if call.varies(constant) else "constant")
+    return y
+
+
+def affine(call: Call, kind: str = "constant") -> Tensor:
+    """An affine map ``y = A a + c`` of any form (cat, pad, where, masked_fill): the constant is its value at zero."""
+    y: Tensor = call.run()
+    if y.requires_grad:
+        call.book(y, call.at_zero(), kind)
+    return y
+
+
+def detach(call: Call) -> Tensor:
+    """The model's own stop-gradient: from here on a gate."""
+    y: Tensor = call.value()
+    return y
+
+
+def _carries(operand: Any) -> bool:
+    return isinstance(operand, Tensor) and operand.requires_grad

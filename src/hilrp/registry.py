@@ -1,0 +1,100 @@
+"""Rules for a user's own operations and modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from hilrp.errors import InputError
+from hilrp.layout import aligned, kept
+from hilrp.primitives import normalisation, reindexing
+from hilrp.primitives.call import Call, Level
+from hilrp.table import TABLE, Primitive, Row, operation_name
+
+#: Rules that `register` knows by name.
+KINDS: dict[str, Row] = {
+    "reindexing": Row(Primitive.REINDEXING, reindexing.native, kept),
+    "activation": Row(Primitive.NORMALISATION, normalisation.offset_activation, aligned),
+    "gate": Row(Primitive.NORMALISATION, normalisation.offset_activation, aligned, Level.GATE),
+    "stop": Row(Primitive.NORMALISATION, normalisation.stop, aligned, Level.GATE),
+}
+
+OPERATIONS: dict[str, Row] = {}
+MODULES: dict[type[nn.Module], Row] = {}
+
+
+class Registration:
+    """A rule in force. `remove` (or leaving the ``with`` block) takes it out again."""
+
+    def __init__(self, rows: dict[Any, Row], key: Any, row: Row) -> None:
+        self._rows, self._key, self._before = rows, key, rows.get(key)
+        rows[key] = row
+
+    def remove(self) -> None:
+        """Restores what was in force before."""
+        if self._before is None:
+            self._rows.pop(self._key, None)
+        else:
+            self._rows[self._key] = self._before
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[..., Any]) -> Registration:
+    """Gives an operation or a module class of your own a rule.
+
+    Args:
+        target: A torch function (``torch.special.i0``, ``torch.ops.mine.op``) or an ``nn.Module`` class. A module
+            class is then treated as one operation, whatever runs inside it.
+        rule: One of
+
+            - ``"reindexing"``: linear without constants, a selection, or homogeneous of degree one: the
+              native gradient conserves relevance;
+            - ``"activation"``: elementwise in one operand;
+            - ``"gate"``: elementwise, and a gate in products;
+            - ``"stop"``: a gate that keeps the relevance that reaches it;
+            - a function of the same arguments (for a module: the module, then its inputs) that returns a
+              *surrogate*: the same value up to rounding, written in torch operations whose rules apply. The
+              value stays that of the original.
+
+    Returns:
+        A handle whose ``remove()`` takes the rule out again; it is also a context manager.
+
+    Example:
+        >>> import torch, hilrp
+        >>> with hilrp.register(torch.special.entr, "activation"):
+        ...     pass
+    """
+    is_module = isinstance(target, type) and issubclass(target, nn.Module)
+    if not is_module and not callable(target):
+        raise InputError(f"hilrp.register: {target!r} is neither a torch function nor an nn.Module class.")
+    if isinstance(rule, str):
+        if rule not in KINDS:
+            raise InputError(f"hilrp.register: {rule!r} is not a rule. Use one of {', '.join(KINDS)}, or a surrogate function.")
+        row = KINDS[rule]
+    else:
+        row = Row(Primitive.LINEAR, Surrogate(rule), kept)
+    if is_module:
+        return Registration(MODULES, target, row)
+    return Registration(OPERATIONS, operation_name(target)[0], row)
+
+
+class Surrogate:
+    """A rule given as a function that the engine runs under its own rules."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, call: Call) -> Any:
+        return self.function(*call.args, **call.kwargs)
+
+
+def row_of(name: str) -> Row | None:
+    """The rule of an operation: the user's, or the table's."""
+    return OPERATIONS.get(name) or TABLE.get(name)

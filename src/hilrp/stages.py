@@ -1,0 +1,82 @@
+"""Stages: where in a model the stage maps and the conservation trace are read.
+
+timm models say so themselves (``feature_info``). For others the rule is structural: descend from the model as
+long as one child holds nearly all parameters, then take the children found there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hilrp.errors import InputError
+from hilrp.tree import tensors
+
+#: A child with this share of the parameters is the trunk: its own children are looked at.
+_TRUNK = 0.9
+
+
+def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[str]:
+    """Paths of the stage modules: found automatically, as named by the user, or none."""
+    if stages is None:
+        return []
+    modules = dict(model.named_modules())
+    if isinstance(stages, str):
+        if stages != "auto":
+            raise InputError(f'stages={stages!r}: use "auto", a list of module paths, or None.')
+        return _from_feature_info(model, modules) or _from_structure(model)
+    unknown = [name for name in stages if name not in modules]
+    if unknown:
+        raise InputError(
+            f"stages: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists the names; "
+            f"hilrp would choose {_from_feature_info(model, modules) or _from_structure(model)}."
+        )
+    return list(stages)
+
+
+def _from_feature_info(model: nn.Module, modules: dict[str, nn.Module]) -> list[str]:
+    info = getattr(model, "feature_info", None)
+    entries = getattr(info, "info", info)
+    if not isinstance(entries, (list, tuple)):
+        return []
+    names = [entry.get("module") for entry in entries if isinstance(entry, dict)]
+    return [name for name in dict.fromkeys(names) if name in modules and name]
+
+
+def _from_structure(model: nn.Module) -> list[str]:
+    path, node = "", model
+    while True:
+        sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in node.named_children()}
+        total = sum(sizes.values())
+        trunk = [name for name, size in sizes.items() if total and size >= _TRUNK * total]
+        if not trunk:
+            break
+        path, node = f"{path}.{trunk[0]}".lstrip("."), node.get_submodule(trunk[0])
+    return [f"{path}.{name}".lstrip(".") for name, size in sizes.items() if size]
+
+
+def first_map(output: object) -> Tensor | None:
+    """The feature map or token sequence in a module's output, if there is one."""
+    return next((t for t in tensors(output) if t.requires_grad and t.ndim in (3, 4)), None)
+
+
+def to_map(relevance: Tensor, image: Sequence[int]) -> Tensor | None:
+    """Relevance of features ``[B,C,h,w]``, ``[B,h,w,C]`` or tokens ``[B,N,C]`` as a map ``[B,h,w]``; channels are summed.
+
+    ``image`` is the height and width of the input. Tokens before the grid (class, distillation, register
+    tokens) aren't part of the map. ``None`` if there is no grid of the image's proportions.
+    """
+    ratio = image[0] / image[1]
+    if relevance.ndim == 4:
+        _, a, b, c = relevance.shape
+        channels_last = abs(math.log(a / b / ratio)) < abs(math.log(b / c / ratio)) - 1e-6
+        return relevance.sum(3 if channels_last else 1)
+    tokens = relevance.sum(2)
+    for prefix in range(min(17, tokens.shape[1])):
+        count = tokens.shape[1] - prefix
+        height = round(math.sqrt(count * ratio))
+        if height and count % height == 0 and abs(height / (count // height) / ratio - 1) < 0.15:
+            return tokens[:, prefix:].reshape(-1, height, count // height)
+    return None

@@ -1,0 +1,170 @@
+"""The table: every torch operation that vision models use, and the primitive that it is.
+
+This is the heart of the library. A row gives the primitive (for the audit), the rule, how the samples move
+(for the per-sample ledger), the gate level of the output and the names of the operations. Names are
+canonical (`operation_name`): ``torch.add``, ``Tensor.add``, ``Tensor.__add__`` and ``Tensor.add_`` are all ``add``.
+Functions of ``torch.nn.functional`` that are written in Python aren't listed: the engine opens them and
+meets the operations they are made of.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+
+from hilrp.layout import Layout, Placed, aligned, indexed, kept, multiplied, probed, row_major, stacked, summed_by_letters, traced
+from hilrp.primitives import bilinear, linear, normalisation, reindexing
+from hilrp.primitives.call import Call, Level
+
+Rule = Callable[[Call], Any]
+Follow = Callable[[Placed, Tensor, int, Any, Any], Layout | None]
+
+
+class Primitive(Enum):
+    """The four kinds of operation that a vision model is made of."""
+
+    LINEAR = "linear"
+    BILINEAR = "bilinear"
+    NORMALISATION = "normalisation"
+    REINDEXING = "reindexing"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of operation.
+
+    ``level`` is the gate level of the output; ``None`` keeps the lowest of the operands'. A linear map makes a new
+    signal of an operand whose level is at most ``renews``.
+    """
+
+    primitive: Primitive
+    rule: Rule
+    follow: Follow
+    level: Level | None = None
+    renews: Level | None = None
+
+
+L, B, N, R = Primitive
+SIGNAL, FEATURE, GATE, ATTENTION = Level
+
+_ROWS: list[tuple[Row, str]] = [
+    # Linear maps ---------------------------------------------------------------------------------------------
+    (Row(L, linear.weighted, kept, renews=GATE), "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (Row(L, reindexing.native, traced), "sum mean nansum nanmean"),
+    (Row(L, reindexing.native, kept), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+    (Row(L, reindexing.native, kept), "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d upsample_linear1d "
+        "upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
+    (Row(L, reindexing.native, kept), "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn cumsum"),
+    (Row(L, reindexing.add, aligned), "add sub rsub"),
+    (Row(L, reindexing.native, aligned), "neg"),
+    (Row(L, normalisation.batch_norm, kept), "batch_norm"),
+    # Bilinear mixing (linear, if only one factor depends on the input) -------------------------------------
+    (Row(B, bilinear.mix, multiplied, renews=FEATURE), "matmul mm bmm mv dot rmatmul"),
+    (Row(B, bilinear.mix, kept, renews=FEATURE), "addmm baddbmm"),
+    (Row(B, bilinear.mix, summed_by_letters, renews=FEATURE), "einsum"),
+    (Row(B, bilinear.multiply, aligned), "mul"),
+    (Row(B, bilinear.attention, kept, SIGNAL), "scaled_dot_product_attention"),
+    (Row(B, bilinear.cosine_similarity, traced), "cosine_similarity"),
+    (Row(B, bilinear.sample, kept), "grid_sampler"),
+    (Row(B, bilinear.deformable, kept, renews=GATE), "torchvision::deform_conv2d"),
+    # Normalisation, gates, activations ------------------------------------------------------------------------
+    (Row(N, normalisation.layer_norm, kept, SIGNAL), "layer_norm"),
+    (Row(N, normalisation.rms_norm, kept, SIGNAL), "rms_norm"),
+    (Row(N, normalisation.group_norm, kept, SIGNAL), "group_norm"),
+    (Row(N, normalisation.instance_norm, kept, SIGNAL), "instance_norm"),
+    (Row(N, normalisation.divide, aligned), "div rdiv rtruediv"),
+    (Row(N, normalisation.activation, aligned), "gelu silu mish hardswish selu celu softsign hardshrink softshrink tanhshrink erf sin asinh atan"),
+    (Row(N, normalisation.activation, aligned, FEATURE), "elu relu6 square"),
+    (Row(N, normalisation.activation, aligned, GATE), "tanh sqrt log1p expm1"),
+    (Row(N, normalisation.power, aligned), "pow rpow"),
+    (Row(N, normalisation.offset_activation, aligned, FEATURE), "exp exp2 softplus"),
+    (Row(N, normalisation.offset_activation, aligned, GATE), "sigmoid hardsigmoid log_sigmoid"),
+    (Row(N, normalisation.offset_activation, aligned), "clamp clamp_min clamp_max hardtanh threshold maximum minimum cos erfc"),
+    (Row(N, normalisation.glu, kept), "glu"),
+    (Row(N, bilinear.softmax, aligned, ATTENTION), "softmax _softmax"),
+    (Row(N, normalisation.variance, traced, GATE), "var"),
+    (Row(N, reindexing.native, traced, GATE), "std norm linalg_norm linalg_vector_norm"),
+    (Row(N, normalisation.stop, aligned, GATE), "rsqrt reciprocal log log2 log10 log_softmax floor ceil round trunc sign"),
+    (Row(N, normalisation.stop, traced, GATE), "logsumexp"),
+    # Selections: homogeneous of degree one, so that the native backward is exact ------------------------------
+    (Row(N, reindexing.native, aligned, FEATURE), "relu abs"),
+    (Row(N, reindexing.native, aligned), "leaky_relu prelu rrelu"),
+    (Row(R, reindexing.native, kept), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+        "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"),
+    (Row(R, normalisation.select, traced), "max min"),
+    (Row(R, reindexing.native, traced), "amax amin median topk sort"),
+    # Reindexing ----------------------------------------------------------------------------------------------
+    (Row(R, reindexing.native, row_major), "view reshape view_as reshape_as flatten unflatten ravel squeeze unsqueeze"),
+    (Row(R, reindexing.native, aligned), "contiguous clone alias positive to type float double half bfloat16 cuda cpu type_as expand expand_as "
+        "broadcast_to dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout conj real imag roll flip"),
+    (Row(R, reindexing.native, traced), "permute transpose t T mT H mH movedim moveaxis swapaxes swapdims select unbind diagonal"),
+    (Row(R, reindexing.native, kept), "chunk split split_with_sizes tensor_split unsafe_chunk narrow pixel_shuffle pixel_unshuffle channel_shuffle "
+        "im2col col2im"),
+    (Row(R, reindexing.native, indexed), "getitem"),
+    (Row(R, reindexing.native, kept), "gather index_select take_along_dim"),
+    (Row(R, reindexing.native, probed), "masked_select unfold as_strided repeat tile repeat_interleave rot90 "
+        "view_as_real view_as_complex atleast_1d"),
+    (Row(R, reindexing.affine, kept), "cat hstack vstack pad where masked_fill scatter scatter_add index_add index_copy index_fill index_put "
+        "masked_scatter slice_scatter select_scatter write set_item lerp"),
+    (Row(R, reindexing.affine, stacked), "stack"),
+    (Row(R, reindexing.detach, aligned, GATE), "detach data"),
+]  # fmt: skip
+
+TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.split()}
+
+#: Other names of the same operations.
+_SYNONYMS = {
+    "radd": "add", "subtract": "sub", "multiply": "mul", "rmul": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
+    "absolute": "abs", "negative": "neg", "concat": "cat", "concatenate": "cat", "clip": "clamp", "special_expit": "sigmoid",
+    "special_softmax": "softmax", "arctan": "atan", "arcsinh": "asinh", "row_stack": "vstack", "frobenius_norm": "norm",
+}  # fmt: skip
+
+#: Questions about a tensor, whose answers aren't tensors on the relevance path.
+QUERIES = frozenset(
+    "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout is_cuda is_floating_point is_complex "
+    "is_contiguous is_nested is_sparse is_quantized is_meta is_mkldnn is_mps is_xla is_cpu is_leaf is_inference requires_grad grad_fn "
+    "grad names itemsize element_size get_device data_ptr len bool item tolist int index format repr hash id "
+    "retains_grad _version _base _is_view is_same_size is_shared is_pinned output_nr _backward_hooks is_conj is_neg "
+    "_has_compatible_shallow_copy_type dim_order untyped_storage storage nbytes has_names is_tensor is_nonzero".split()
+)
+
+
+def operation_name(func: Callable[..., Any]) -> tuple[str, bool]:
+    """The canonical name of a torch function, and whether it works in place.
+
+    Example:
+        >>> import torch
+        >>> operation_name(torch.Tensor.__iadd__), operation_name(torch.nn.functional.gelu)
+        (('add', True), ('gelu', False))
+    """
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
+        namespace, _, name = (func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._schema.name).partition("::")
+        if namespace != "aten":
+            return f"{namespace}::{name}", False
+    else:
+        name = getattr(func, "__name__", repr(func))
+        if name in ("__get__", "__set__"):
+            return func.__self__.__name__, False  # type: ignore[attr-defined]
+    in_place = False
+    if name.startswith("__") and name.endswith("__"):
+        name = name.strip("_")
+        in_place = name in _IN_PLACE
+        name = name[1:] if in_place else name
+    elif name.endswith("_") and not name.startswith("_"):
+        name, in_place = name[:-1], True
+    return _SYNONYMS.get(name, name), in_place
+
+
+_IN_PLACE = frozenset("iadd isub imul itruediv idiv ipow imatmul iand ior ixor ifloordiv imod".split())
+
+
+def is_python_source(func: Any) -> bool:
+    """Whether torch implements ``func`` in Python on top of operations that the engine can meet one by one."""
+    module = getattr(func, "__module__", None) or ""
+    return isinstance(func, types.FunctionType) and func.__closure__ is None and module.startswith("torch.")

@@ -1,0 +1,104 @@
+"""Targets: from a model's output to the score that is explained, one scalar per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hilrp.errors import TargetError
+from hilrp.tree import tensors
+
+Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The difference of two logits: why ``wanted`` rather than ``other``.
+
+    Each is a class index, or one per sample.
+
+    Example:
+        >>> score, _ = score_of(torch.tensor([[1.0, 4.0]]), Contrast(1, 0), 1)
+        >>> score
+        tensor([3.])
+    """
+
+    wanted: int | Sequence[int] | Tensor
+    other: int | Sequence[int] | Tensor
+
+
+def logits_of(output: Any) -> Tensor:
+    """The class scores in a model's output: itself, its ``logits``, or its first tensor."""
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "out"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    first = next((t for t in tensors(output) if t.is_floating_point()), None)
+    if first is None:
+        raise TargetError(
+            f"The model returned {type(output).__name__}, in which hilrp finds no tensor of scores. "
+            "Pass target=function, which takes that output and returns one scalar per sample."
+        )
+    return first
+
+
+def score_of(output: Any, target: Target | Contrast, batch: int) -> tuple[Tensor, Tensor | None]:
+    """The score ``[B]``, and the class indices ``[B]`` where the target is a class."""
+    if callable(target):
+        return _scalar_per_sample(target(output), batch), None
+    logits = logits_of(output)
+    if logits.ndim == 1 and logits.shape[0] == batch:
+        logits = logits.unsqueeze(1)
+    if logits.ndim != 2 or logits.shape[0] != batch:
+        raise TargetError(
+            f"The model's output has shape {tuple(logits.shape)}, not [{batch}, classes]. Pass target=function, which takes the "
+            "output and returns one scalar per sample, for instance target=lambda out: out[:, 3].mean((1, 2))."
+        )
+    if isinstance(target, Contrast):
+        wanted, other = _indices(target.wanted, logits, "wanted"), _indices(target.other, logits, "other")
+        return _pick(logits, wanted) - _pick(logits, other), wanted
+    indices = logits.detach().argmax(1) if target is None else _indices(target, logits, "target")
+    return _pick(logits, indices), indices
+
+
+def _pick(logits: Tensor, indices: Tensor) -> Tensor:
+    return logits.gather(1, indices.unsqueeze(1)).squeeze(1)
+
+
+def _indices(target: Any, logits: Tensor, name: str) -> Tensor:
+    batch, classes = logits.shape
+    try:
+        indices = torch.as_tensor(target)
+    except (TypeError, ValueError, RuntimeError):
+        indices = torch.tensor(0.5)
+    if indices.is_floating_point() or indices.dtype == torch.bool or indices.is_complex():
+        raise TargetError(
+            f"{name}={target!r} is not a class. Use None (the prediction), a class index, one index per sample, "
+            "hilrp.targets.Contrast(a, b), or a function of the output."
+        )
+    indices = indices.to(logits.device, torch.long).reshape(-1)
+    if indices.numel() == 1:
+        indices = indices.expand(batch)
+    if indices.numel() != batch:
+        raise TargetError(f"{name} has {indices.numel()} classes for a batch of {batch}: give one, or one per sample.")
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= classes:
+        raise TargetError(f"{name}={low if low < 0 else high} is out of range: the model has {classes} classes, 0 to {classes - 1}.")
+    return indices
+
+
+def _scalar_per_sample(score: Any, batch: int) -> Tensor:
+    if not isinstance(score, Tensor):
+        raise TargetError(f"The target function returned {type(score).__name__}; it must return a tensor with one scalar per sample.")
+    if score.numel() == batch and score.ndim <= 2:
+        return score.reshape(batch)
+    raise TargetError(
+        f"The target function returned a tensor of shape {tuple(score.shape)}; it must return one scalar per sample, [{batch}]. "
+        "Reduce it, for instance with .sum over the other axes."
+    )
