@@ -25,6 +25,7 @@ from hilrp import in_place, messages
 from hilrp.errors import AuditError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
+from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.functions import carry
 from hilrp.registry import MODULES, Surrogate, row_of
@@ -72,6 +73,7 @@ class Engine(TorchFunctionMode):
         self.rules, self.books = rules, books
         self.counts: Counter[tuple[Primitive, str]] = Counter()
         self.notes: Counter[str] = Counter()
+        self.dtypes: set[torch.dtype] = set()
         self.recording: list[Reference] | None = [] if record else None
         self._on_problem, self._on_module = on_problem, on_module
         self._reference = iter(reference) if reference is not None else None
@@ -277,12 +279,15 @@ class Engine(TorchFunctionMode):
         else:
             out = row.rule(call)
         self._count(row, name, varying)
+        if row is not None and row.rule in (bilinear.mix, bilinear.multiply):
+            self._note_even_split(out, name, varying)
         level = self._output_level(row, varying)
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
                 continue
             layout = self._follow(row, [t for t, _ in followed], t, args, kwargs, func)
             self.track(t, level, layout)
+            self.dtypes.add(t.dtype)
             if self._inspect is not None:
                 self._inspect(site, t)
             if self.books.itemised and t.requires_grad:
@@ -319,11 +324,17 @@ class Engine(TorchFunctionMode):
         if primitive is Primitive.BILINEAR and len(varying) == 1:
             primitive = Primitive.LINEAR
         self.counts[primitive, name] += 1
-        if primitive is Primitive.BILINEAR and name != "scaled_dot_product_attention":
-            carriers = [t for t in varying if t.requires_grad]
-            levels = [self.level(t) for t in carriers]
-            if levels and self.rules.attention == "cp" and levels.count(min(levels)) > 1:
-                self.notes[f"even split of {name} in {self.path or '(model)'}"] += 1
+
+    def _note_even_split(self, out: Tensor, name: str, varying: list[Tensor]) -> None:
+        """Notes a product whose factors share evenly because neither is more of a gate, if relevance reaches it."""
+        levels = [self.level(t) for t in varying if t.requires_grad]
+        if self.rules.attention == "cp" and len(levels) > 1 and levels.count(min(levels)) > 1 and out.requires_grad:
+            note = f"even split of {name} in {self.path or '(model)'}"
+
+            def count(g: Tensor | None) -> None:
+                self.notes[note] += 1
+
+            out.register_hook(count)
 
     def _output_level(self, row: Row | None, varying: list[Tensor]) -> Level:
         carriers = [t for t in varying if t.requires_grad] or varying

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -142,7 +142,9 @@ class Explainer:
                 return
             value = features.detach()
 
-            def read(g: Tensor) -> None:
+            def read(g: Tensor | None) -> None:
+                if g is None:
+                    return
                 relevance = value * g
                 sums[path] = relevance.flatten(1).sum(1).double()
                 found = to_map(relevance, image) if image is not None else None
@@ -223,7 +225,7 @@ class Explainer:
                     "with zeros does this: load trained weights, or choose another target.)"
                 )
             )
-        elif self.rules.conserving and bool((ledger.residual > self._tolerance(x)).any()):
+        elif self.rules.conserving and bool((ledger.residual > tolerance(done.engine.dtypes)).any()):
             self._problem_with(self._find_leak(x, target, batch, ledger))
 
     def _problem_with(self, error: HilrpError) -> None:
@@ -231,13 +233,6 @@ class Explainer:
             raise error
         if self.audit == "warn":
             warnings.warn(str(error), AuditWarning, stacklevel=4)
-
-    def _tolerance(self, x: Any) -> float:
-        types = {t.dtype for t in (*tensors(x), *self.model.parameters()) if t.is_floating_point()}
-        device = next(tensors(x)).device.type
-        if torch.is_autocast_enabled(device):
-            types.add(torch.get_autocast_dtype(device))
-        return max(TOLERANCE.get(dtype, 1e-4) for dtype in types)
 
     def _samples_mixed_up(self, ledger: Ledger) -> bool:
         """Whether the books close in total but not for each sample: the samples were not told apart."""
@@ -308,6 +303,11 @@ class _Pass:
     ledger: Ledger
     books: Books
     engine: Engine
+
+
+def tolerance(dtypes: Iterable[torch.dtype]) -> float:
+    """How far the books may be from closing: that of the coarsest type that the pass computed in."""
+    return max((TOLERANCE.get(dtype, 0.0) for dtype in dtypes), default=0.0)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

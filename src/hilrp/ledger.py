@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,9 @@ def per_sample(c: Tensor, g: Tensor, layout: Layout | None, batch: int) -> Tenso
     return (c.double() * g.double()).sum([i for i in range(g.ndim) if i != sample_axis])
 
 
+_Account = TypeVar("_Account")
+
+
 @dataclass
 class Books:
     """What is written while an explanation runs.
@@ -83,7 +86,7 @@ class Books:
         # An infinite constant is a mask; the gradient there is zero, and so is the share.
         constant = constant.detach().nan_to_num(0.0, 0.0, 0.0) if kind == "constant" else constant.detach()
 
-        def write(g: Tensor) -> None:
+        def write(g: Tensor | None) -> None:
             self._add(self.shares, account, constant, g, layout)
 
         output.register_hook(write)
@@ -92,12 +95,14 @@ class Books:
         """Itemised books: counts the relevance of ``tensor`` into (+1) or out of (-1) the operation at ``site``."""
         value = tensor.detach()
 
-        def write(g: Tensor) -> None:
+        def write(g: Tensor | None) -> None:
             self._add(self.flows, site, value if sign > 0 else -value, g, layout)
 
         tensor.register_hook(write)
 
-    def _add(self, accounts: dict, account, constant: Tensor, g: Tensor, layout: Layout | None) -> None:  # type: ignore[type-arg, no-untyped-def]
+    def _add(self, accounts: dict[_Account, Tensor], account: _Account, constant: Tensor, g: Tensor | None, layout: Layout | None) -> None:
+        if g is None:  # torch's way of saying that all of it is zero
+            return
         try:
             share = per_sample(constant, g, layout, self.batch)
         except UnknownLayout:

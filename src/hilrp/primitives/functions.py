@@ -75,35 +75,36 @@ def secant(a: Tensor, value: Callable[[], Tensor], origin: Tensor | None = None)
 
 class _Redistribute(Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, m: Tensor, p: float, q: float, signed: bool, epsilon: float) -> Tensor:
-        sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype) if signed else None
-        d = p * y + q * m if sign is None else p * y + q * (sign * m)
-        # Where nothing is to be distributed (d = 0 needs y = 0 or a stabiliser), nothing flows.
-        stable = d + epsilon * torch.where(d < 0, -1.0, 1.0).to(d.dtype) if epsilon else d
-        ratio = torch.where(stable == 0, 0, y / stable)
-        # Under the signed rule y / d is never negative, so that its sign bit can hold sigma.
-        ctx.save_for_backward(ratio if sign is None else ratio * sign)
-        ctx.p, ctx.q, ctx.signed = p, q, signed
+    def forward(ctx: Any, y: Tensor, m: Tensor, weight: float, signed: bool, stabiliser: float) -> Tensor:
+        # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
+        ratio = torch.copysign(m, y).mul_(weight) if signed else m * weight
+        ratio.add_(y)
+        if stabiliser:
+            ratio.add_(torch.copysign(ratio.new_full((), stabiliser), ratio))
+        # Where nothing is to be distributed (a denominator of zero), nothing flows.
+        torch.div(y, ratio, out=ratio).nan_to_num_(0.0, 0.0, 0.0)
+        # Under the signed rule y / d is never negative, so that its sign can hold that of y.
+        ctx.save_for_backward(ratio.copysign_(y) if signed else ratio)
+        ctx.weight, ctx.signed = weight, signed
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (ratio,) = ctx.saved_tensors
-        if ctx.signed:
-            sigma_t = g * ratio
-            return ctx.p * (g * ratio.abs()), ctx.q * sigma_t, None, None, None, None
-        t = g * ratio
-        return ctx.p * t, ctx.q * t, None, None, None, None
+        t = ratio.abs().mul_(g) if ctx.signed else ratio * g
+        t_m = (g * ratio).mul_(ctx.weight) if ctx.signed else t * ctx.weight
+        return t, t_m, None, None, None
 
 
-def redistribute(y: Tensor, m: Tensor, p: float, q: float, signed: bool, epsilon: float = 0.0) -> Tensor:
+def redistribute(y: Tensor, m: Tensor, weight: float, signed: bool, stabiliser: float = 0.0) -> Tensor:
     """``y``, whose relevance is handed to the two products ``y`` and ``m`` that explain it.
 
-    With ``d = p y + q m`` (``m`` times ``sign(y)`` if ``signed``) and ``t = g y / d``, the products get the
-    gradients ``p t`` and ``q t``, so that ``y (p t) + m (q t) = d t = y g``: what comes in goes out.
+    With ``d = y + weight * m`` (times ``sign(y)`` if ``signed``, which needs ``m >= 0``) and ``t = g y / d``, the
+    products get the gradients ``t`` and ``weight t``, so that ``y t + m (weight t) = d t = y g``: what comes in
+    goes out, but for the stabiliser's share.
     """
-    return _Redistribute.apply(y, m, p, q, signed, epsilon)
+    return _Redistribute.apply(y, m, weight, signed, stabiliser)
 
 
 class _Normalise(Function):

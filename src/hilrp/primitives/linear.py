@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from hilrp.primitives.call import Call
@@ -40,11 +41,11 @@ def gamma_sign(call: Call, gamma: float) -> Tensor:
 
     ``z^s`` is the part of ``z`` that has the sign of the output. The parts of either sign sum to
     ``(y + m) / 2`` and ``(y - m) / 2`` with ``m = |W||a| + |b|``, so the denominator is
-    ``d = (1 + gamma/2) y + (gamma/2) s m``. Since ``|d| >= |y|``, it needs no stabiliser.
+    ``(1 + gamma/2) y + (gamma/2) s m``. Since it is at least ``|y|`` in size, it needs no stabiliser.
     """
     y = _product(call)
     m = _product(call, lambda t: t.abs())
-    return redistribute(y, m, 1 + gamma / 2, gamma / 2, signed=True)
+    return redistribute(y, m, (gamma / 2) / (1 + gamma / 2), signed=True)
 
 
 def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
@@ -54,14 +55,14 @@ def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
     """
     y = _product(call)
     m = _product(call, lambda t: t if call.varies(t) else t.clamp(min=0))
-    return _stabilised(call, y, m, 1.0, gamma, stabiliser)
+    return _stabilised(call, y, m, gamma, stabiliser)
 
 
 def zplus(call: Call, stabiliser: float) -> Tensor:
     """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``; the sum of positive parts is ``(y + m) / 2``."""
     y = _product(call)
     m = _product(call, lambda t: t.abs())
-    return _stabilised(call, y, m, 0.5, 0.5, stabiliser)
+    return _stabilised(call, y, m, 1.0, 2 * stabiliser)
 
 
 def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -83,9 +84,10 @@ def _bias(call: Call) -> Tensor | None:
     return None
 
 
-def _stabilised(call: Call, y: Tensor, m: Tensor, p: float, q: float, stabiliser: float) -> Tensor:
-    out = redistribute(y, m, p, q, signed=False, epsilon=stabiliser)
-    d = (p * y + q * m).detach()
-    kept = d.new_tensor(stabiliser).where(d >= 0, -stabiliser)
-    call.book(out, (y.detach() * kept / (d + kept)).where(d + kept != 0, 0), "stabiliser")
+def _stabilised(call: Call, y: Tensor, m: Tensor, weight: float, stabiliser: float) -> Tensor:
+    out = redistribute(y, m, weight, signed=False, stabiliser=stabiliser)
+    with torch.no_grad():
+        d = y + weight * m
+        kept = torch.copysign(d.new_full((), stabiliser), d)
+        call.book(out, (y * kept / (d + kept)).nan_to_num(0.0, 0.0, 0.0), "stabiliser")
     return out
