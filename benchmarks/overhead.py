@@ -31,12 +31,16 @@ def timed(run: Callable[[], object], device: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=["vit_base_patch16_224", "swin_tiny_patch4_window7_224"], metavar="MODEL")
+    parser.add_argument(
+        "models", nargs="*", default=["vit_base_patch16_224", "swin_tiny_patch4_window7_224"], metavar="MODEL"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    print(f"torch {torch.__version__}, timm {timm.__version__}, {options.device}, {torch.get_num_threads()} threads, batch {options.batch}")
+    print(
+        f"torch {torch.__version__}, timm {timm.__version__}, {options.device}, {torch.get_num_threads()} threads, batch {options.batch}"
+    )
     for name in options.models:
         torch.manual_seed(0)
         model = timm.create_model(name).eval().requires_grad_(False).to(options.device)
@@ -57,7 +61,8 @@ def main() -> None:
             for rules, explainer in explainers.items():
                 ratios[rules].append(timed(lambda e=explainer, x=x: e.explain(x), options.device) / base[-1])
         shown = "  ".join(
-            f"{'gamma' if rules == 'hilrp' else rules} {statistics.median(r):.2f} [{min(r):.2f}, {max(r):.2f}]" for rules, r in ratios.items()
+            f"{'gamma' if rules == 'hilrp' else rules} {statistics.median(r):.2f} [{min(r):.2f}, {max(r):.2f}]"
+            for rules, r in ratios.items()
         )
         print(f"{name:32s} plain {statistics.median(base) * 1000:7.0f} ms  {shown}", flush=True)
 

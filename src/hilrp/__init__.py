@@ -1,10 +1,11 @@
 """HiLRP: relevance maps that decompose the prediction of any vision model, with books that close.
 
-    explanation = hilrp.explain(model, x)
-    explanation.map, explanation.ledger.table()
+explanation = hilrp.explain(model, x)
+explanation.map, explanation.ledger.table()
 """
 
 from hilrp import targets
+from hilrp.audit import AuditReport, audit
 from hilrp.errors import AuditError, AuditWarning, BooksError, HilrpError, InputError, ModelError, TargetError
 from hilrp.explainer import Explainer, explain
 from hilrp.explanation import Explanation
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PRESETS",
     "AuditError",
+    "AuditReport",
     "AuditWarning",
     "BooksError",
     "Explainer",
@@ -27,6 +29,7 @@ __all__ = [
     "ModelError",
     "Rules",
     "TargetError",
+    "audit",
     "explain",
     "register",
     "targets",

@@ -27,8 +27,9 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
+from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import carry
-from hilrp.registry import MODULES, Surrogate, row_of
+from hilrp.registry import MODULES, row_of
 from hilrp.rules import Rules
 from hilrp.table import QUERIES, Primitive, Row, is_python_source, operation_name
 from hilrp.tree import map_tensors, tensors
@@ -180,7 +181,9 @@ class Engine(TorchFunctionMode):
 
     # Calls ----------------------------------------------------------------------------------------------------
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         operands = list(tensors((args, kwargs)))
         if not operands:
@@ -190,7 +193,9 @@ class Engine(TorchFunctionMode):
                 return func(*args, **kwargs)
         return self.apply(func, args, kwargs, operands)
 
-    def apply(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor] | None = None) -> Any:
+    def apply(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor] | None = None
+    ) -> Any:
         """Runs one call under its rule."""
         if self._aliases:
             args, kwargs = map_tensors(self.current, (args, kwargs))
@@ -247,20 +252,21 @@ class Engine(TorchFunctionMode):
         self.track(x, Level.SIGNAL, layout)
         return x
 
-    def _run_without_graph(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
+    def _run_without_graph(
+        self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]
+    ) -> Any:
         with torch.no_grad():
             out = func(*args, **kwargs)
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
                 self.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
         if self.recording is not None and row is not None:
-            self.recording.append(Reference(name, *map_tensors(Tensor.detach, (args, kwargs)), map_tensors(Tensor.detach, out)))
+            self.recording.append(Reference(name, *map_tensors(Tensor.detach, (args, kwargs, out))))
         return out
 
     def _run_rule(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         messages.check_randomness(name, args, kwargs, self.module, self.path)
         site = self._site(name)
-        followed = [(t, self._layout(t)) for t in varying]
 
         def book(output: Tensor, constant: Tensor, kind: str) -> None:
             layout = self._layout(output) or self._follow(row, varying, output, args, kwargs, func)
@@ -278,6 +284,9 @@ class Engine(TorchFunctionMode):
             out = self._run_surrogate(row.rule, call, site)
         else:
             out = row.rule(call)
+        if name in ("linear", "matmul") and _folds(varying, tensors((args, kwargs))):
+            with torch.no_grad():
+                out = carry(func(*args, **kwargs), out)
         self._count(row, name, varying)
         if row is not None and row.rule in (bilinear.mix, bilinear.multiply):
             self._note_even_split(out, name, varying)
@@ -285,13 +294,14 @@ class Engine(TorchFunctionMode):
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
                 continue
-            layout = self._follow(row, [t for t, _ in followed], t, args, kwargs, func)
-            self.track(t, level, layout)
+            layout = self._follow(row, varying, t, args, kwargs, func)
+            if row is None or not isinstance(row.rule, Surrogate):
+                self.track(t, level, layout)
             self.dtypes.add(t.dtype)
             if self._inspect is not None:
                 self._inspect(site, t)
             if self.books.itemised and t.requires_grad:
-                self.books.measure(t, 1, site, layout)
+                self.books.measure(t, 1, site, self._layout(t))
         return out
 
     def _operand(self, site: Site | None) -> Callable[[Tensor], Tensor]:
@@ -304,20 +314,27 @@ class Engine(TorchFunctionMode):
                 return t.clone() if t.is_inference() else t
             if site is None or not t.requires_grad:
                 return t
-            tap = t.view_as(t)
+            tap = torch.ops.aten.alias(t)
             self._info[id(tap)] = (weakref.ref(tap), info)
             self.books.measure(tap, -1, site, info.layout)
             return tap
 
         return own
 
-    def _run_surrogate(self, rule: Surrogate, call: Call, site: Site) -> Tensor:
+    def _run_surrogate(self, rule: Surrogate, call: Call, site: Site) -> Any:
         value = call.value()
         with self:
-            surrogate = rule.function(*call.args, **call.kwargs)
-        if self.books.itemised and surrogate.requires_grad:
-            self.books.measure(surrogate, -1, site, self._layout(surrogate))
-        return carry(value, surrogate)
+            surrogate = rule(call)
+        pairs = list(zip(tensors(value), tensors(surrogate), strict=True))
+        if self.books.itemised:
+            for _, s in pairs:
+                if s.requires_grad:
+                    self.books.measure(s, -1, site, self._layout(s))
+        carried = {}
+        for v, s in pairs:
+            carried[id(v)] = out = carry(v, s)
+            self.track(out, self.level(s), self._layout(s))
+        return map_tensors(lambda t: carried[id(t)], value)
 
     def _count(self, row: Row | None, name: str, varying: list[Tensor]) -> None:
         primitive = Primitive.REINDEXING if row is None else row.primitive
@@ -353,7 +370,9 @@ class Engine(TorchFunctionMode):
         info = self.info(tensor)
         return None if info is None else info.layout
 
-    def _follow(self, row: Row | None, varying: list[Tensor], out: Tensor, args: Any, kwargs: Any, func: Any) -> Layout | None:
+    def _follow(
+        self, row: Row | None, varying: list[Tensor], out: Tensor, args: Any, kwargs: Any, func: Any
+    ) -> Layout | None:
         if self.books.batch == 1:
             return None
         placed = [(t, self._layout(t)) for t in varying]
@@ -411,6 +430,17 @@ class Engine(TorchFunctionMode):
                 "Use a reference of the same shape, and a model whose control flow doesn't depend on pixel values."
             )
         return reference
+
+
+def _folds(varying: list[Tensor], operands: Iterable[Tensor]) -> bool:
+    """Whether torch would choose another kernel for these operands than for detached weights.
+
+    For a batched operand that isn't contiguous, torch.matmul looks at the weight's ``requires_grad`` flag, even
+    where no gradient is recorded, and the two kernels round differently.
+    """
+    if all(t.ndim < 3 or t.is_contiguous() for t in varying):
+        return False
+    return any(t.requires_grad and t.is_leaf for t in operands)
 
 
 _open_globals: dict[str, dict[str, Any]] = {}

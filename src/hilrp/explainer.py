@@ -89,7 +89,9 @@ class Explainer:
         if audit not in ("strict", "warn", "off"):
             raise InputError(f'audit={audit!r}: use "strict", "warn" or "off".')
         if reference is not None:
-            raise InputError("reference: explanations relative to a reference input aren't available; leave it at None.")
+            raise InputError(
+                "reference: explanations relative to a reference input aren't available; leave it at None."
+            )
         self.model = unwrap(model)
         self.rules = Rules.named(rules)
         self.audit, self.itemised = audit, itemised
@@ -168,13 +170,19 @@ class Explainer:
             gradients = torch.autograd.grad(score.sum(), wanted, allow_unused=True)
         given = {id(t): g for t, g in zip(wanted, gradients, strict=True) if g is not None}
         relevance = map_tensors(lambda t: t.detach() * given[id(t)] if id(t) in given else torch.zeros_like(t), leaves)
-        per_input = [r.double().flatten(1).sum(1) for t, r in zip(tensors(leaves), tensors(relevance), strict=True) if t.requires_grad]
+        per_input = [
+            r.double().flatten(1).sum(1)
+            for t, r in zip(tensors(leaves), tensors(relevance), strict=True)
+            if t.requires_grad
+        ]
         score = score.detach()
         ledger = Ledger.close(books, score, sum(per_input[1:], per_input[0]))
         order = [name for name in self.stages if name in sums]
         trace = {"input": ledger.share} | {name: sums[name] / ledger.score for name in order}
         output = map_tensors(lambda t: engine.current(t).detach(), output)
-        return _Pass(relevance, score, classes, output, {n: maps[n] for n in order if n in maps}, trace, ledger, books, engine)
+        return _Pass(
+            relevance, score, classes, output, {n: maps[n] for n in order if n in maps}, trace, ledger, books, engine
+        )
 
     def _forward(self, engine: Engine, inputs: Any) -> Any:
         try:
@@ -214,7 +222,11 @@ class Explainer:
     def _check(self, done: _Pass, x: Any, target: Target | Contrast, batch: int) -> None:
         """Raises or warns about a result that can't be trusted."""
         ledger = done.ledger
-        finite = all(bool(t.isfinite().all()) for t in tensors((done.relevance, done.score, done.output)) if t.is_floating_point())
+        finite = all(
+            bool(t.isfinite().all())
+            for t in tensors((done.relevance, done.score, done.output))
+            if t.is_floating_point()
+        )
         if not finite:
             self._problem_with(self._find_non_finite(x, target, batch))
         elif bool((ledger.score == 0).any()):
@@ -275,7 +287,9 @@ class Explainer:
     def _find_non_finite(self, x: Any, target: Target | Contrast, batch: int) -> ModelError:
         for name, parameter in (*self.model.named_parameters(), *self.model.named_buffers()):
             if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
-                return ModelError(f"The model's `{name}` holds values that aren't finite (NaN or infinite). Load sound weights.")
+                return ModelError(
+                    f"The model's `{name}` holds values that aren't finite (NaN or infinite). Load sound weights."
+                )
 
         def inspect(site: Site, tensor: Tensor) -> None:
             if bool(tensor.isnan().any()):
@@ -287,7 +301,9 @@ class Explainer:
             self._pass(x, target, batch, itemised=True, inspect=inspect)
         except ModelError as error:
             return error
-        return ModelError("The relevance isn't finite although every activation is. Use a wider type (float32, float64).")
+        return ModelError(
+            "The relevance isn't finite although every activation is. Use a wider type (float32, float64)."
+        )
 
 
 @dataclass(frozen=True)
@@ -350,7 +366,14 @@ def check_model(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if not module.training:
             continue
-        p = next((getattr(module, name) for name in ("p", "drop_prob", "prob") if isinstance(getattr(module, name, None), float)), 1.0)
+        p = next(
+            (
+                getattr(module, name)
+                for name in ("p", "drop_prob", "prob")
+                if isinstance(getattr(module, name, None), float)
+            ),
+            1.0,
+        )
         by_chance = type(module).__name__.lower().startswith(_CHANCE) and p > 0
         if by_chance or isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise messages.training_mode(path, module)

@@ -107,9 +107,12 @@ class Explanation:
         base.parent.mkdir(parents=True, exist_ok=True)
         arrays = {f"stage/{name}": value for name, value in self.stages.items()}
         arrays |= {"relevance": self._image(self.relevance), "map": self.map, "score": self.score}
-        plain = {name: value.detach().cpu().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy() for name, value in arrays.items()}
+        plain = {
+            name: value.detach().cpu().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy()
+            for name, value in arrays.items()
+        }
         writers = {
-            ".npz": lambda file: np.savez_compressed(file, **plain),
+            ".npz": lambda file: np.savez_compressed(file, **plain),  # type: ignore[arg-type]
             ".json": lambda file: file.write(json.dumps(self.facts(), indent=1).encode()),
             ".png": lambda file: self.plot(classes).savefig(file, format="png"),
         }

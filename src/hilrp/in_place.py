@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: In-place calls that assign values and have no out-of-place twin.
 _ASSIGN = {"copy": lambda args: args[1], "fill": lambda args: args[1], "zero": lambda args: 0}
 #: In-place calls that change the shape and not the values.
-_RESHAPE = frozenset("transpose t squeeze unsqueeze swapaxes swapdims".split())
+_RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims"])
 
 
 def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -35,7 +35,11 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         target = args[0]
         new = engine.apply(set_item, (target, (...,), _ASSIGN[name](args)), {})
     elif name in ("requires_grad", "detach"):
-        return func(*args, **kwargs) if name == "requires_grad" else _replace(engine, args[0], engine.apply(torch.detach, args, {}))
+        return (
+            func(*args, **kwargs)
+            if name == "requires_grad"
+            else _replace(engine, args[0], engine.apply(torch.detach, args, {}))
+        )
     else:
         target = args[0]
         new = engine.apply(_twin(name, engine.path), args, kwargs)

@@ -60,7 +60,7 @@ def kept(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layou
 
 
 def row_major(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
-    """view and kin: the order of the elements stays."""
+    """View and kin: the order of the elements stays."""
     tensor, layout = placed[0]
     if layout is None:
         return None
@@ -108,7 +108,7 @@ def _trace(func: Callable[..., Any], ndim: int, axis: int, positional: Any, name
 
 
 def multiplied(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
-    """matmul and kin: leading axes align, rows come from the first factor and columns from the second."""
+    """Matmul and kin: leading axes align, rows come from the first factor and columns from the second."""
     first = args[0][0]
     for tensor, layout in placed:
         if layout is None:
@@ -160,9 +160,9 @@ _probed: dict[str, Layout | None] = {}
 
 def probed(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     """Any other reindexing: run it on the samples' own numbers and read off where they went."""
-    if len(placed) != 1 or placed[0][1] is None:
-        return None
     tensor, layout = placed[0]
+    if len(placed) != 1 or layout is None:
+        return None
     if any(t is not tensor for t in tensors(args)):
         return _probe(tensor, layout, out, batch, args, func)
     shapes = map_tensors(lambda t: tuple(t.shape), args)
@@ -174,7 +174,9 @@ def probed(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Lay
 
 def _probe(tensor: Tensor, layout: Layout, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     split = split_samples(tensor.shape, layout, batch)
-    ids = torch.arange(batch, dtype=torch.int32).reshape([batch if i == layout.axis + 1 else 1 for i in range(len(split))])
+    ids = torch.arange(batch, dtype=torch.int32).reshape(
+        [batch if i == layout.axis + 1 else 1 for i in range(len(split))]
+    )
     ids = ids.expand(split).reshape(tensor.shape)
     try:
         positional, named = map_tensors(lambda t: ids if t is tensor else t.cpu(), args)

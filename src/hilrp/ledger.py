@@ -100,7 +100,14 @@ class Books:
 
         tensor.register_hook(write)
 
-    def _add(self, accounts: dict[_Account, Tensor], account: _Account, constant: Tensor, g: Tensor | None, layout: Layout | None) -> None:
+    def _add(
+        self,
+        accounts: dict[_Account, Tensor],
+        account: _Account,
+        constant: Tensor,
+        g: Tensor | None,
+        layout: Layout | None,
+    ) -> None:
         if g is None:  # torch's way of saying that all of it is zero
             return
         try:
@@ -187,5 +194,8 @@ class Ledger:
         lines.append(("not accounted for", float(self.difference[sample])))
         width = max(len(name) for name, _ in lines)
         out = [f"{'score':<{width}}  {score:>12.6g}  {'share':>8}"]
-        out += [f"{name:<{width}}  {value:>12.6g}  {value / score if score else float('nan'):>8.4f}" for name, value in lines]
+        out += [
+            f"{name:<{width}}  {value:>12.6g}  {value / score if score else float('nan'):>8.4f}"
+            for name, value in lines
+        ]
         return "\n".join(out)

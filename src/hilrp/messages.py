@@ -17,7 +17,9 @@ def place(path: str, module: nn.Module | None = None) -> str:
 
 def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None) -> AuditError:
     """An operation that no primitive covers."""
-    full = f"{getattr(func, '__module__', None) or 'torch.Tensor'}.{name}".replace("torch._C._nn", "torch.nn.functional")
+    full = f"{getattr(func, '__module__', None) or 'torch.Tensor'}.{name}".replace(
+        "torch._C._nn", "torch.nn.functional"
+    )
     return AuditError(
         f"No rule for the operation `{name}` in {place(path, module)}: it lies on the way from the input to the score, "
         "and its raw gradient need not conserve relevance. Tell hilrp what it is, for instance\n"
@@ -29,7 +31,11 @@ def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None)
 def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     """A tensor that came out of code that the engine can't see into."""
     origin = tensor.grad_fn.name() if tensor.grad_fn is not None else "unknown"
-    kind = "a custom autograd.Function" if "Backward" in origin and "Torch" not in origin and not origin[0].isdigit() else "compiled code"
+    kind = (
+        "a custom autograd.Function"
+        if "Backward" in origin and "Torch" not in origin and not origin[0].isdigit()
+        else "compiled code"
+    )
     native = origin[-1].isdigit() or origin.startswith("torch::")
     source = "code that was scripted or compiled" if native else kind
     return AuditError(
@@ -42,10 +48,15 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     )
 
 
-def check_randomness(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None, path: str) -> None:
+def check_randomness(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None, path: str
+) -> None:
     """Dropout and batch statistics make the output of one sample depend on chance or on the others."""
     if name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"):
-        p, training = args[1] if len(args) > 1 else kwargs.get("p", 0.5), args[2] if len(args) > 2 else kwargs.get("train", True)
+        p, training = (
+            args[1] if len(args) > 1 else kwargs.get("p", 0.5),
+            args[2] if len(args) > 2 else kwargs.get("train", True),
+        )
         if training and p > 0:
             raise ModelError(f"Dropout is active in {place(path, module)}. Call model.eval() before explaining.")
     if name == "batch_norm" and args[5]:

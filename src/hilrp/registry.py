@@ -10,7 +10,8 @@ from torch import nn
 from hilrp.errors import InputError
 from hilrp.layout import aligned, kept
 from hilrp.primitives import normalisation, reindexing
-from hilrp.primitives.call import Call, Level
+from hilrp.primitives.call import Level
+from hilrp.primitives.composite import Surrogate
 from hilrp.table import TABLE, Primitive, Row, operation_name
 
 #: Rules that `register` knows by name.
@@ -76,23 +77,15 @@ def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[
         raise InputError(f"hilrp.register: {target!r} is neither a torch function nor an nn.Module class.")
     if isinstance(rule, str):
         if rule not in KINDS:
-            raise InputError(f"hilrp.register: {rule!r} is not a rule. Use one of {', '.join(KINDS)}, or a surrogate function.")
+            raise InputError(
+                f"hilrp.register: {rule!r} is not a rule. Use one of {', '.join(KINDS)}, or a surrogate function."
+            )
         row = KINDS[rule]
     else:
         row = Row(Primitive.LINEAR, Surrogate(rule), kept)
     if is_module:
         return Registration(MODULES, target, row)
     return Registration(OPERATIONS, operation_name(target)[0], row)
-
-
-class Surrogate:
-    """A rule given as a function that the engine runs under its own rules."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __call__(self, call: Call) -> Any:
-        return self.function(*call.args, **call.kwargs)
 
 
 def row_of(name: str) -> Row | None:

@@ -18,9 +18,22 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from hilrp.layout import Layout, Placed, aligned, indexed, kept, multiplied, probed, row_major, stacked, summed_by_letters, traced
-from hilrp.primitives import bilinear, linear, normalisation, reindexing
+from hilrp.layout import (
+    Layout,
+    Placed,
+    aligned,
+    indexed,
+    kept,
+    multiplied,
+    probed,
+    row_major,
+    stacked,
+    summed_by_letters,
+    traced,
+)
+from hilrp.primitives import bilinear, composite, linear, normalisation, reindexing
 from hilrp.primitives.call import Call, Level
+from hilrp.primitives.composite import Surrogate
 
 Rule = Callable[[Call], Any]
 Follow = Callable[[Placed, Tensor, int, Any, Any], Layout | None]
@@ -70,7 +83,6 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(B, bilinear.mix, summed_by_letters, renews=FEATURE), "einsum"),
     (Row(B, bilinear.multiply, aligned), "mul"),
     (Row(B, bilinear.attention, kept, SIGNAL), "scaled_dot_product_attention"),
-    (Row(B, bilinear.cosine_similarity, traced), "cosine_similarity"),
     (Row(B, bilinear.sample, kept), "grid_sampler"),
     (Row(B, bilinear.deformable, kept, renews=GATE), "torchvision::deform_conv2d"),
     # Normalisation, gates, activations ------------------------------------------------------------------------
@@ -86,7 +98,6 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, normalisation.offset_activation, aligned, FEATURE), "exp exp2 softplus"),
     (Row(N, normalisation.offset_activation, aligned, GATE), "sigmoid hardsigmoid log_sigmoid"),
     (Row(N, normalisation.offset_activation, aligned), "clamp clamp_min clamp_max hardtanh threshold maximum minimum cos erfc"),
-    (Row(N, normalisation.glu, kept), "glu"),
     (Row(N, bilinear.softmax, aligned, ATTENTION), "softmax _softmax"),
     (Row(N, normalisation.variance, traced, GATE), "var"),
     (Row(N, reindexing.native, traced, GATE), "std norm linalg_norm linalg_vector_norm"),
@@ -111,9 +122,18 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(R, reindexing.native, probed), "masked_select unfold as_strided repeat tile repeat_interleave rot90 "
         "view_as_real view_as_complex atleast_1d"),
     (Row(R, reindexing.affine, kept), "cat hstack vstack pad where masked_fill scatter scatter_add index_add index_copy index_fill index_put "
-        "masked_scatter slice_scatter select_scatter write set_item lerp"),
+        "masked_scatter slice_scatter select_scatter write set_item"),
     (Row(R, reindexing.affine, stacked), "stack"),
     (Row(R, reindexing.detach, aligned, GATE), "detach data"),
+    # Made of others: written out in primitives/composite.py ----------------------------------------------------
+    (Row(B, Surrogate(composite.cosine_similarity), traced), "cosine_similarity"),
+    (Row(L, Surrogate(composite.addcmul), aligned), "addcmul"),
+    (Row(L, Surrogate(composite.addcdiv), aligned), "addcdiv"),
+    (Row(L, Surrogate(composite.lerp), aligned), "lerp"),
+    (Row(N, Surrogate(composite.glu), kept), "glu"),
+    (Row(N, Surrogate(composite.var_mean), traced), "var_mean"),
+    (Row(N, Surrogate(composite.std_mean), traced), "std_mean"),
+    (Row(B, Surrogate(composite.lstm), kept), "lstm"),
 ]  # fmt: skip
 
 TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.split()}
@@ -144,7 +164,9 @@ def operation_name(func: Callable[..., Any]) -> tuple[str, bool]:
         (('add', True), ('gelu', False))
     """
     if isinstance(func, (OpOverload, OpOverloadPacket)):
-        namespace, _, name = (func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._schema.name).partition("::")
+        namespace, _, name = (
+            func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._schema.name
+        ).partition("::")
         if namespace != "aten":
             return f"{namespace}::{name}", False
     else:

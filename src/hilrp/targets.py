@@ -89,13 +89,17 @@ def _indices(target: Any, logits: Tensor, name: str) -> Tensor:
         raise TargetError(f"{name} has {indices.numel()} classes for a batch of {batch}: give one, or one per sample.")
     low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= classes:
-        raise TargetError(f"{name}={low if low < 0 else high} is out of range: the model has {classes} classes, 0 to {classes - 1}.")
+        raise TargetError(
+            f"{name}={low if low < 0 else high} is out of range: the model has {classes} classes, 0 to {classes - 1}."
+        )
     return indices
 
 
 def _scalar_per_sample(score: Any, batch: int) -> Tensor:
     if not isinstance(score, Tensor):
-        raise TargetError(f"The target function returned {type(score).__name__}; it must return a tensor with one scalar per sample.")
+        raise TargetError(
+            f"The target function returned {type(score).__name__}; it must return a tensor with one scalar per sample."
+        )
     if score.numel() == batch and score.ndim <= 2:
         return score.reshape(batch)
     raise TargetError(

@@ -1,0 +1,1 @@
+"""The four primitives: linear maps, bilinear mixing, normalisation and gating, reindexing."""

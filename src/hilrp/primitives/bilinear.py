@@ -7,14 +7,12 @@ for n factors, since einsum has them; the products that attention uses have two.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from hilrp.primitives import linear
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import carry, scale_gradient
+from hilrp.primitives.functions import scale_gradient
 from hilrp.primitives.normalisation import stop
 
 
@@ -110,19 +108,6 @@ def softmax(call: Call) -> Tensor:
     # The first-order term is the Jacobian times the logits; what remains of y is the constant term.
     call.book(y, a - a * (s - (a * s).sum(dim, keepdim=True)), "softmax Taylor term")
     return y
-
-
-def cosine_similarity(call: Call) -> Tensor:
-    """``x1 x2 / (|x1| |x2|)``: a product whose norms are held fixed."""
-    x1, x2 = call.args[:2]
-    dim, eps = call.argument(2, "dim", 1), call.argument(3, "eps", 1e-8)
-    with torch.no_grad():
-        norms = x1.norm(dim=dim).clamp_min(eps) * x2.norm(dim=dim).clamp_min(eps)
-
-    def dot(a: Tensor, b: Tensor) -> Tensor:
-        return (a * b).sum(dim) / norms
-
-    return carry(call.value(), product(replace(call, func=dot, args=(x1, x2), kwargs={})))
 
 
 def sample(call: Call) -> Tensor:

@@ -2,7 +2,8 @@
 
 Relevance is Gradient x Input: a tensor ``y`` with gradient ``g`` holds the relevance ``y * g``. A rule is
 therefore a choice of backward pass. Each function here returns its value untouched, bit for bit, and
-changes only what flows back.
+changes only what flows back. (Values are passed on with ``detach``, which keeps the strides; ``view_as`` need not,
+and kernels are chosen by strides.)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class _Scale(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
-        return y.view_as(y)
+        return y.detach()
 
     @staticmethod
     @once_differentiable
@@ -36,7 +37,7 @@ def scale_gradient(y: Tensor, factor: float) -> Tensor:
 class _Carry(Function):
     @staticmethod
     def forward(ctx: Any, surrogate: Tensor, value: Tensor) -> Tensor:
-        return value.view_as(value)
+        return value.detach()
 
     @staticmethod
     @once_differentiable
@@ -75,42 +76,63 @@ def secant(a: Tensor, value: Callable[[], Tensor], origin: Tensor | None = None)
 
 class _Redistribute(Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, m: Tensor, weight: float, signed: bool, stabiliser: float) -> Tensor:
+    def forward(ctx: Any, y: Tensor, m: Tensor, weight: float) -> Tensor:
         # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
-        ratio = torch.copysign(m, y).mul_(weight) if signed else m * weight
-        ratio.add_(y)
-        if stabiliser:
-            ratio.add_(torch.copysign(ratio.new_full((), stabiliser), ratio))
-        # Where nothing is to be distributed (a denominator of zero), nothing flows.
+        ratio = torch.copysign(m, y).mul_(weight).add_(y)
         torch.div(y, ratio, out=ratio).nan_to_num_(0.0, 0.0, 0.0)
-        # Under the signed rule y / d is never negative, so that its sign can hold that of y.
-        ctx.save_for_backward(ratio.copysign_(y) if signed else ratio)
-        ctx.weight, ctx.signed = weight, signed
-        return y.view_as(y)
+        # y / d is never negative, so that its sign can hold that of y.
+        ctx.save_for_backward(ratio.copysign_(y))
+        ctx.weight = weight
+        return y.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (ratio,) = ctx.saved_tensors
-        t = ratio.abs().mul_(g) if ctx.signed else ratio * g
-        t_m = (g * ratio).mul_(ctx.weight) if ctx.signed else t * ctx.weight
-        return t, t_m, None, None, None
+        return ratio.abs().mul_(g), (g * ratio).mul_(ctx.weight), None
 
 
-def redistribute(y: Tensor, m: Tensor, weight: float, signed: bool, stabiliser: float = 0.0) -> Tensor:
-    """``y``, whose relevance is handed to the two products ``y`` and ``m`` that explain it.
+def redistribute(y: Tensor, m: Tensor, weight: float) -> Tensor:
+    """``y``, whose relevance is handed to the two products ``y`` and ``m >= |y|`` that explain it.
 
-    With ``d = y + weight * m`` (times ``sign(y)`` if ``signed``, which needs ``m >= 0``) and ``t = g y / d``, the
-    products get the gradients ``t`` and ``weight t``, so that ``y t + m (weight t) = d t = y g``: what comes in
-    goes out, but for the stabiliser's share.
+    With ``s = sign(y)``, ``d = y + s weight m`` and ``t = g y / d``, the products get the gradients ``t`` and
+    ``s weight t``, so that ``y t + m (s weight t) = d t = y g``: what comes in goes out. Since ``|d| >= |y|``, the
+    quotient is at most one; where both are zero, nothing flows.
     """
-    return _Redistribute.apply(y, m, weight, signed, stabiliser)
+    return _Redistribute.apply(y, m, weight)
+
+
+class _HandOver(Function):
+    @staticmethod
+    def forward(ctx: Any, d: Tensor, y: Tensor, stabiliser: float) -> Tensor:
+        ctx.save_for_backward((y / (d + torch.copysign(d.new_full((), stabiliser), d))).nan_to_num_(0.0, 0.0, 0.0))
+        return y.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (ratio,) = ctx.saved_tensors
+        return g * ratio, None, None
+
+
+def hand_over(y: Tensor, d: Tensor, stabiliser: float) -> Tensor:
+    """``y``, whose relevance is handed to another sum ``d``: ``g_d = g y / (d + sign(d) stabiliser)``.
+
+    The stabiliser keeps ``stabiliser / (|d| + stabiliser)`` of it.
+    """
+    return _HandOver.apply(d, y, stabiliser)
 
 
 class _Normalise(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, value: Callable[[], Tensor], groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
+        ctx: Any,
+        x: Tensor,
+        value: Callable[[], Tensor],
+        groups: tuple[int, ...],
+        scale: Tensor | None,
+        centre: bool,
+        eps: float,
     ) -> Tensor:
         grouped = x.reshape(groups)
         wide = grouped if grouped.dtype in (torch.float32, torch.float64) else grouped.float()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import redistribute
+from hilrp.primitives.functions import hand_over, redistribute
 
 
 def weighted(call: Call) -> Tensor:
@@ -43,9 +43,7 @@ def gamma_sign(call: Call, gamma: float) -> Tensor:
     ``(y + m) / 2`` and ``(y - m) / 2`` with ``m = |W||a| + |b|``, so the denominator is
     ``(1 + gamma/2) y + (gamma/2) s m``. Since it is at least ``|y|`` in size, it needs no stabiliser.
     """
-    y = _product(call)
-    m = _product(call, lambda t: t.abs())
-    return redistribute(y, m, (gamma / 2) / (1 + gamma / 2), signed=True)
+    return redistribute(_product(call), _product(call, torch.abs), (gamma / 2) / (1 + gamma / 2))
 
 
 def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
@@ -53,41 +51,45 @@ def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
 
     The paper's equation to the letter. Its denominator can cross zero where activations are signed.
     """
-    y = _product(call)
-    m = _product(call, lambda t: t if call.varies(t) else t.clamp(min=0))
-    return _stabilised(call, y, m, gamma, stabiliser)
+    favoured = _product(call, lambda t: t if call.varies(t) else t + gamma * t.clamp(min=0))
+    return _stabilised(call, favoured, stabiliser)
 
 
 def zplus(call: Call, stabiliser: float) -> Tensor:
-    """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``; the sum of positive parts is ``(y + m) / 2``."""
-    y = _product(call)
-    m = _product(call, lambda t: t.abs())
-    return _stabilised(call, y, m, 1.0, 2 * stabiliser)
+    """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``, where ``z^+ = w^+ a^+ + w^- a^-``."""
+    positive = _product(call, lambda t: t.clamp(min=0))
+    bias = _bias(call)
+    # The product of two negative parts is positive; a bias is no product, and its negative part has no share.
+    negative = call.run(lambda t: torch.zeros_like(t) if t is bias else t.clamp(max=0))
+    return _stabilised(call, positive + negative, stabiliser)
 
 
 def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     y: Tensor = call.run(replace)
     bias = _bias(call)
     if bias is not None:
-        call.book(y, bias if replace is None else replace(bias), "bias")
+        bias = bias if replace is None else replace(bias)
+        call.book(y, _broadcast(call, bias), "bias")
     return y
 
 
 def _bias(call: Call) -> Tensor | None:
-    if call.name in ("addmm", "baddbmm", "addbmm"):
-        return call.args[0] if not call.args[0].requires_grad else None
-    if call.name == "linear":
-        return call.argument(2, "bias")
-    if call.name.startswith("conv"):
-        bias, weight = call.argument(2, "bias"), call.argument(1, "weight")
-        return None if bias is None else bias.reshape(-1, *([1] * (weight.ndim - 2)))
-    return None
+    """The summand among the operands, if there is one."""
+    if call.name in ("addmm", "baddbmm"):
+        return call.args[0]
+    return call.argument(2, "bias") if call.name == "linear" or call.name.startswith("conv") else None
 
 
-def _stabilised(call: Call, y: Tensor, m: Tensor, weight: float, stabiliser: float) -> Tensor:
-    out = redistribute(y, m, weight, signed=False, stabiliser=stabiliser)
+def _broadcast(call: Call, bias: Tensor) -> Tensor:
+    # Convolutions have their channels before the spatial axes.
+    spatial = call.argument(1, "weight").ndim - 2 if call.name.startswith("conv") else 0
+    return bias.reshape(-1, *([1] * spatial)) if spatial else bias
+
+
+def _stabilised(call: Call, d: Tensor, stabiliser: float) -> Tensor:
+    y = call.value()
+    out = hand_over(y, d, stabiliser)
     with torch.no_grad():
-        d = y + weight * m
         kept = torch.copysign(d.new_full((), stabiliser), d)
         call.book(out, (y * kept / (d + kept)).nan_to_num(0.0, 0.0, 0.0), "stabiliser")
     return out

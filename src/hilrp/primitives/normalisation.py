@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import carry, normalise, scale_gradient, secant
+from hilrp.primitives.functions import normalise, scale_gradient, secant
 from hilrp.primitives.reindexing import affine
 
 
@@ -56,10 +56,7 @@ def stop(call: Call) -> Tensor:
 
 def variance(call: Call) -> Tensor:
     """Of degree two: the gradient pays twice the value, hence one half of it."""
-    y = call.run()
-    if isinstance(y, tuple):  # var_mean: the mean is a linear map and stays as it is
-        return type(y)([scale_gradient(y[0], 0.5), y[1]])  # type: ignore[no-any-return]
-    return scale_gradient(y, 0.5)
+    return scale_gradient(call.run(), 0.5)
 
 
 def divide(call: Call) -> Tensor:
@@ -76,14 +73,8 @@ def divide(call: Call) -> Tensor:
     return y
 
 
-def glu(call: Call) -> Tensor:
-    """``a sigmoid(b)`` over the two halves of an axis: the sigmoid is the gate."""
-    a, b = call.args[0].chunk(2, call.argument(1, "dim", -1))
-    return carry(call.value(), a * b.detach().sigmoid())
-
-
 def select(call: Call) -> Any:
-    """max and min: of two operands elementwise, or over an axis, where the native backward is exact."""
+    """Max and min: of two operands elementwise, or over an axis, where the native backward is exact."""
     return offset_activation(call) if isinstance(call.argument(1, "other"), Tensor) else call.run()
 
 

@@ -1,0 +1,25 @@
+# make test: lint, types and tests. make demo: explains photographs or patterns with several architectures.
+# Both build the environment first, if it isn't there: see scripts/environment.py.
+PYTHON ?= python3
+RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)
+
+.PHONY: test demo figures format benchmark
+
+test:
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
+
+demo:
+	$(RUN) -m hilrp.cli demo -o out/demo
+
+figures:
+	$(RUN) scripts/readme_figure.py
+
+format:
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+benchmark:
+	$(RUN) benchmarks/overhead.py

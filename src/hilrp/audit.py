@@ -1,0 +1,149 @@
+"""The audit of a model: what it is made of, whether its value is untouched, and whether its books close."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.errors import AuditError, HilrpError
+from hilrp.explainer import Explainer, tolerance, unwrap
+from hilrp.rules import Rules
+from hilrp.targets import Contrast, Target
+from hilrp.tree import map_tensors, tensors
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What the audit of a model found.
+
+    Attributes:
+        operations: Primitive -> operation -> how often it ran.
+        problems: Operations without a rule and hidden ones, as messages.
+        notes: Even splits that relevance went through, with counts.
+        forward_difference: Largest difference between the explained and the plain output; 0.0 means equal bit for bit.
+        residual: Largest residual of the books over the samples.
+        leak: Largest leak over the samples, measured at each operation.
+        share: Pixels' share of the score, per sample.
+        tolerance: What residual and leak may be at the precision of the pass.
+        error: Why the model could not be explained, if so.
+    """
+
+    operations: dict[str, dict[str, int]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+    forward_difference: float = float("nan")
+    residual: float = float("nan")
+    leak: float = float("nan")
+    share: list[float] = field(default_factory=list)
+    tolerance: float = float("nan")
+    error: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the model's explanations can be trusted."""
+        sound = self.error is None and not self.problems and self.forward_difference == 0.0
+        return sound and self.residual <= self.tolerance and self.leak <= self.tolerance
+
+    def __str__(self) -> str:
+        lines = [f"{'PASS' if self.passed else 'FAIL'}"]
+        if self.error is not None:
+            return f"{lines[0]}\n{self.error}"
+        for primitive, names in self.operations.items():
+            counted = ", ".join(f"{name} {count}" for name, count in sorted(names.items(), key=lambda item: -item[1]))
+            lines.append(f"{primitive:<14} {counted}")
+        lines.append(
+            f"forward difference {self.forward_difference:.2g}, residual {self.residual:.2g}, leak {self.leak:.2g}"
+        )
+        lines[-1] += f" (tolerance {self.tolerance:.0e}); pixels' share {', '.join(f'{s:.3f}' for s in self.share)}"
+        lines += [f"note: {note} ({count} x)" for note, count in self.notes.items()]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        return "\n".join(lines)
+
+
+def audit(model: nn.Module, x: Any, target: Target | Contrast = None, rules: str | Rules = "hilrp") -> AuditReport:
+    """Audits a model on an input: operations by primitive, unknown ones, forward difference, books.
+
+    Example:
+        >>> import torch, hilrp
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).eval()
+        >>> hilrp.audit(model, torch.randn(2, 3, 2, 2)).passed
+        True
+    """
+    explainer = _Auditor(model, rules, audit="off", stages=None, itemised=True)
+    try:
+        found = explainer.explain(x, target)
+    except HilrpError as error:
+        return AuditReport(problems=explainer.problems, error=str(error))
+    operations: dict[str, dict[str, int]] = {}
+    for (primitive, name), count in sorted(explainer.counts.items(), key=lambda item: item[0][0].value):
+        operations.setdefault(primitive.value, {})[name] = count
+    return AuditReport(
+        operations=operations,
+        problems=explainer.problems,
+        notes=found.notes,
+        forward_difference=forward_difference(model, x, found.output),
+        residual=float(found.ledger.residual.max()),
+        leak=float(found.ledger.leak.max()),
+        share=found.ledger.share.tolist(),
+        tolerance=tolerance(explainer.dtypes),
+    )
+
+
+class _Auditor(Explainer):
+    """An explainer that collects problems instead of raising them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.problems: list[str] = []
+        self.counts: Counter[Any] = Counter()
+        self.dtypes: set[torch.dtype] = set()
+
+    def _problem(self, error: AuditError) -> None:
+        if str(error) not in self.problems:
+            self.problems.append(str(error))
+
+    def _pass(self, *args: Any, **options: Any) -> Any:
+        done = super()._pass(*args, **options)
+        self.counts, self.dtypes = done.engine.counts, done.engine.dtypes
+        return done
+
+
+def forward_difference(model: nn.Module, x: Any, output: Any) -> float:
+    """Largest difference between ``output`` and the model's own.
+
+    torch itself picks other kernels for some operations when gradients are recorded (`nn.MultiheadAttention`,
+    attention with a learned mask), so that the model's own output can have two values that differ by
+    rounding. The difference to the nearer of them is returned.
+    """
+
+    def run(inputs: Any) -> list[Tensor]:
+        plain = unwrap(model)
+        if isinstance(inputs, dict):
+            return list(tensors(plain(**inputs)))
+        return list(tensors(plain(*inputs) if isinstance(inputs, (tuple, list)) else plain(inputs)))
+
+    with torch.inference_mode(False), torch.no_grad():
+        candidates = [run(map_tensors(Tensor.clone, x))]
+    with torch.inference_mode(False), torch.enable_grad():
+        # Multiplied by one, so that a model may write to its input.
+        candidates.append(
+            run(
+                map_tensors(
+                    lambda t: t.detach().clone().requires_grad_() * 1 if t.is_floating_point() else t.clone(), x
+                )
+            )
+        )
+    explained = list(tensors(output))
+    return min(
+        max((_difference(a, b) for a, b in zip(each, explained, strict=True)), default=0.0) for each in candidates
+    )
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    if torch.equal(a, b):
+        return 0.0
+    return float((a.double() - b.double()).abs().max())

@@ -1,0 +1,110 @@
+"""Pictures of an explanation: input, overlay, signed map, stage maps, and a waterfall of the books."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from hilrp.errors import InputError
+
+if TYPE_CHECKING:
+    from hilrp.explanation import Explanation
+
+#: Relevance is signed: blue speaks against the target, red for it, white is zero.
+COLOURS = "seismic"
+#: At most this many stage maps are drawn; more (the blocks of a flat transformer) are thinned out evenly.
+_STAGES = 4
+
+
+def figure(explanation: Explanation, classes: list[str] | None = None) -> Figure:
+    """One row per sample: input, overlay, signed map, stage maps, books."""
+    image = explanation._image(explanation.input).detach().float().cpu().numpy()
+    maps = explanation.map.detach().float().cpu().numpy()
+    names = _thinned(list(explanation.stages))
+    columns = 4 + len(names)
+    drawing = Figure(figsize=(2.5 * columns + 1.3, 2.7 * len(maps)), layout="constrained")
+    axes = drawing.subplots(len(maps), columns, squeeze=False, width_ratios=[1] * (columns - 1) + [1.5])
+    for i, row in enumerate(axes):
+        picture = displayable(image[i])
+        row[0].imshow(picture)
+        row[0].set_title(_title(explanation, i, classes), fontsize=9)
+        overlay(row[1], picture, maps[i])
+        row[1].set_title("relevance on the input", fontsize=9)
+        shown = row[2].imshow(maps[i], cmap=COLOURS, **symmetric(maps[i]))
+        row[2].set_title("relevance, signed", fontsize=9)
+        drawing.colorbar(shown, ax=row[2], shrink=0.75)
+        for axis, name in zip(row[3:-1], names, strict=True):
+            stage = explanation.stages[name][i].detach().float().cpu().numpy()
+            axis.imshow(stage, cmap=COLOURS, **symmetric(stage))
+            axis.set_title(f"{name}\n{float(explanation.trace[name][i]):.2f} of the score", fontsize=8)
+        for axis in row[:-1]:
+            axis.set_axis_off()
+        _books(row[-1], explanation, i)
+    return drawing
+
+
+def displayable(image: np.ndarray) -> np.ndarray:
+    """A preprocessed image ``[C,H,W]`` as a picture ``[H,W,3]``: stretched to the range of its own values."""
+    channels = image[:3] if image.shape[0] >= 3 else np.repeat(image[:1], 3, 0)
+    low, high = channels.min((1, 2), keepdims=True), channels.max((1, 2), keepdims=True)
+    picture: np.ndarray = ((channels - low) / np.where(high > low, high - low, 1)).transpose(1, 2, 0)
+    return picture
+
+
+def symmetric(values: np.ndarray) -> dict[str, float]:
+    """Limits of a colour scale that is centred at zero; the strongest 0.5 % of the values may saturate."""
+    limit = float(np.quantile(np.abs(values), 0.995)) or float(np.abs(values).max()) or 1.0
+    return {"vmin": -limit, "vmax": limit}
+
+
+def overlay(axis, picture: np.ndarray, relevance: np.ndarray, smooth: int = 5) -> None:  # type: ignore[no-untyped-def]
+    """The picture in grey, with relevance laid over it: the stronger, the more opaque."""
+    axis.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
+    kernel = np.hanning(2 * smooth + 3)[1:-1]
+    kernel /= kernel.sum()
+    blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 0, relevance)
+    blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 1, blurred)
+    limits = symmetric(blurred)
+    axis.imshow(blurred, cmap=COLOURS, alpha=np.clip(np.abs(blurred) / limits["vmax"], 0, 1) * 0.8, **limits)
+
+
+def _thinned(names: list[str]) -> list[str]:
+    if len(names) <= _STAGES:
+        return names
+    return [names[round(i)] for i in np.linspace(0, len(names) - 1, _STAGES)]
+
+
+def _title(explanation: Explanation, i: int, classes: list[str] | None) -> str:
+    score = f"score {float(explanation.score[i]):.3f}"
+    if explanation.target is None:
+        return score
+    index = int(explanation.target[i])
+    if classes is not None and index >= len(classes):
+        raise InputError(
+            f"classes has {len(classes)} names, but class {index} is explained. Pass the name of every class."
+        )
+    return f"{classes[index] if classes else f'class {index}'}\n{score}"
+
+
+def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
+    """A waterfall: score = pixels + what constants kept."""
+    ledger = explanation.ledger
+    entries = sorted(((n, float(v[i])) for n, v in ledger.entries.items()), key=lambda item: -abs(item[1]))
+    parts = [("pixels", float(ledger.pixels[i])), *entries[:5]]
+    if len(entries) > 5:
+        parts.append(("other", sum(value for _, value in entries[5:])))
+    start = 0.0
+    for row, (_, value) in enumerate(parts):
+        axis.barh(row, value, left=start, color="#b2182b" if value >= 0 else "#2166ac", height=0.7)
+        axis.text(start + value, row, f" {value:.2f}", va="center", fontsize=7, ha="left" if value >= 0 else "right")
+        start += value
+    axis.barh(len(parts), float(ledger.score[i]), color="#555555", height=0.7)
+    axis.set_yticks(range(len(parts) + 1), [name for name, _ in parts] + ["score"], fontsize=7)
+    axis.invert_yaxis()
+    axis.margins(x=0.25)
+    axis.tick_params(axis="x", labelsize=7)
+    axis.set_title(f"books: residual {float(ledger.residual[i]):.0e}", fontsize=9)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
