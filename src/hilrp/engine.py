@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from hilrp import in_place, messages
 from hilrp.errors import AuditError, ModelError
@@ -100,7 +100,10 @@ class Engine(TorchFunctionMode):
                     self._enter_module(module, args)
 
             def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-                return self._leave_module(module, output) if threading.get_ident() == thread else None
+                if threading.get_ident() != thread:
+                    return None
+                with _pop_mode_temporarily():
+                    return self._leave_module(module, output)
 
             self._hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
         self._depth += 1
@@ -286,7 +289,8 @@ class Engine(TorchFunctionMode):
             out = row.rule(call)
         if name in ("linear", "matmul") and _folds(varying, tensors((args, kwargs))):
             with torch.no_grad():
-                out = carry(func(*args, **kwargs), out)
+                exact = func(*args, **kwargs)
+            out = carry(exact, out)
         self._count(row, name, varying)
         if row is not None and row.rule in (bilinear.mix, bilinear.multiply):
             self._note_even_split(out, name, varying)

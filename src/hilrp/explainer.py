@@ -108,6 +108,7 @@ class Explainer:
         done = self._pass(x, target, batch, self.itemised, self.stages)
         if done.books.unsplit or self._samples_mixed_up(done.ledger):
             done = replace(done, ledger=self._ledger_by_sample(x, target, done, batch))
+            done.engine.notes["books kept in one more pass per sample, since the batch could not be followed"] = batch
         self._check(done, x, target, batch)
         return Explanation(
             relevance=done.relevance,

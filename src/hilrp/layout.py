@@ -54,7 +54,9 @@ def aligned(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> La
 def kept(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     """Operations that keep the axes and change the size of others (linear, convolution, slicing, cat)."""
     for tensor, layout in placed:
-        if layout is not None and out.ndim == tensor.ndim and out.shape[layout.axis] == tensor.shape[layout.axis]:
+        if layout is None or (out.ndim != tensor.ndim and layout.axis != 0) or out.ndim == 0:
+            continue
+        if out.shape[layout.axis] == tensor.shape[layout.axis]:
             return layout
     return None
 
@@ -109,14 +111,15 @@ def _trace(func: Callable[..., Any], ndim: int, axis: int, positional: Any, name
 
 def multiplied(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     """Matmul and kin: leading axes align, rows come from the first factor and columns from the second."""
-    first = args[0][0]
+    first, second = (*tensors(args),)[:2]
     for tensor, layout in placed:
         if layout is None:
             continue
         from_right = tensor.ndim - layout.axis
-        contracted = 1 if tensor is first else 2
-        if from_right == contracted:
+        if from_right == (1 if tensor is first or tensor.ndim == 1 else 2):  # summed over
             continue
+        # A vector has no axis of its own in the product.
+        from_right -= (second if tensor is first else first).ndim == 1
         moved = Layout(out.ndim - from_right, layout.inner)
         if _fits(out.shape, moved, batch) and out.shape[moved.axis] == tensor.shape[layout.axis]:
             return moved

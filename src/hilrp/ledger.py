@@ -26,7 +26,8 @@ class Site(NamedTuple):
     number: int = 0
 
     def __str__(self) -> str:
-        return f"{self.module or '(model)'}: {self.operation}"
+        repeated = f" #{self.number}" if self.number > 1 else ""
+        return f"{self.module or '(model)'}: {self.operation}{repeated}"
 
 
 class UnknownLayout(Exception):
@@ -57,6 +58,11 @@ def per_sample(c: Tensor, g: Tensor, layout: Layout | None, batch: int) -> Tenso
     return (c.double() * g.double()).sum([i for i in range(g.ndim) if i != sample_axis])
 
 
+def _without_masks(t: Tensor) -> Tensor:
+    """An infinite value is a mask (of attention, or of max-pooling's margin): its gradient is zero, and so is its share."""
+    return t if t.is_complex() else t.nan_to_num(nan=float("nan"), posinf=0.0, neginf=0.0)
+
+
 _Account = TypeVar("_Account")
 
 
@@ -83,8 +89,7 @@ class Books:
         if not output.requires_grad:
             return
         account = (site if self.itemised else None, kind)
-        # An infinite constant is a mask; the gradient there is zero, and so is the share.
-        constant = constant.detach().nan_to_num(0.0, 0.0, 0.0) if kind == "constant" else constant.detach()
+        constant = _without_masks(constant.detach())
 
         def write(g: Tensor | None) -> None:
             self._add(self.shares, account, constant, g, layout)
@@ -93,10 +98,10 @@ class Books:
 
     def measure(self, tensor: Tensor, sign: int, site: Site, layout: Layout | None) -> None:
         """Itemised books: counts the relevance of ``tensor`` into (+1) or out of (-1) the operation at ``site``."""
-        value = tensor.detach()
+        value = _without_masks(tensor.detach()) * sign
 
         def write(g: Tensor | None) -> None:
-            self._add(self.flows, site, value if sign > 0 else -value, g, layout)
+            self._add(self.flows, site, value, g, layout)
 
         tensor.register_hook(write)
 
@@ -147,10 +152,7 @@ class Ledger:
             entries[name] = entries[name] + share if name in entries else share
             if site is not None:
                 explained[site] = explained[site] + share
-        leaks: dict[str, Tensor] = {}
-        for site, flow in books.flows.items():
-            leak = flow - explained[site]
-            leaks[str(site)] = leaks[str(site)] + leak if str(site) in leaks else leak
+        leaks = {str(site): flow - explained[site] for site, flow in books.flows.items()}
         return Ledger(score.double(), pixels.double(), entries, leaks, books.itemised)
 
     @property

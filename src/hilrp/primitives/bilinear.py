@@ -52,9 +52,10 @@ def product(call: Call) -> Tensor:
 def _even_split(call: Call, y: Tensor, carriers: int) -> Tensor:
     # Factors that gates produced have no graph: their part stays with them and is booked as such.
     factors = sum(map(call.varies, call.operands))
+    out = scale_gradient(y, 1 / factors)
     if carriers < factors:
-        call.book(y, y.detach() * (1 - carriers / factors), "gate")
-    return scale_gradient(y, 1 / factors)
+        call.book(out, y.detach() * (1 - carriers / factors), "gate")
+    return out
 
 
 def attention(call: Call) -> Tensor:
@@ -63,38 +64,39 @@ def attention(call: Call) -> Tensor:
     cp: ``q`` and ``k`` are held fixed. uniform: the weights keep their half. attnlrp: half to the values, and
     the other half through the softmax to ``q`` and ``k``, a quarter each. The kernel stays fused throughout.
     """
-    q, k, v = call.args[0], call.args[1], call.args[2]
-    rest = call.args[3:]
+    q, k, v = call.args[:3]
+    scored = [t for t in (q, k) if call.varies(t)]
     if call.rules.attention == "attnlrp":
-        parts = [scale_gradient(q, 0.25), scale_gradient(k, 0.25), scale_gradient(v, 0.5)]
-        y: Tensor = call.func(*parts, *rest, **call.kwargs)
-        _book_taylor_term(call, y)
+        part_v = 0.5 if scored and call.varies(v) else float(call.varies(v))
+        part_qk = (1 - part_v) / max(len(scored), 1)
+        operands = scale_gradient(q, part_qk), scale_gradient(k, part_qk), scale_gradient(v, part_v)
+        y: Tensor = call.func(*operands, *call.args[3:], **call.kwargs)
+        _book_taylor_term(call, y, part_v * v.requires_grad, part_qk * (q.requires_grad + k.requires_grad))
         return y
-    y = call.func(q.detach(), k.detach(), v, *rest, **call.kwargs)
-    if call.rules.attention == "uniform":
+    y = call.func(q.detach(), k.detach(), v, *call.args[3:], **call.kwargs)
+    if call.rules.attention == "uniform" and scored:
+        y = scale_gradient(y, 0.5)
         call.book(y, y.detach() / 2, "gate")
-        return scale_gradient(y, 0.5)
     return y
 
 
-def _book_taylor_term(call: Call, y: Tensor) -> None:
-    # y = A v. The values carry y/2 on; q and k carry (1/4)(dy/dq q + dy/dk k). The rest of y is the constant
-    # term of the expansion, computed here in the forward direction: dA = A (ds - sum_k A ds) with ds = 2 s.
+def _book_taylor_term(call: Call, y: Tensor, part_v: float, part_qk: float) -> None:
+    # The values carry on their part of y = A v; q and k each carry theirs of the first-order term J s, where
+    # (J s)_i = sum_j A_ij (s_ij - sum_k A_ik s_ik) v_j. What remains of y is the constant term of the expansion.
     q, k, v = (t.detach() for t in call.args[:3])
     if call.kwargs.get("enable_gqa"):
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scale = call.kwargs.get("scale") or q.shape[-1] ** -0.5
     logits = scale * (q @ k.transpose(-2, -1))
-    mask = call.argument(3, "attn_mask")
     masked = logits
     if call.argument(5, "is_causal", False):
-        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        masked = masked.masked_fill(~causal, float("-inf"))
+        masked = masked.masked_fill(~torch.ones_like(logits[0, 0], dtype=torch.bool).tril(), float("-inf"))
+    mask = call.argument(3, "attn_mask")
     if mask is not None:
         masked = masked.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else masked + mask.detach()
     weights = masked.softmax(-1)
-    carried = weights * (logits - (weights * logits).sum(-1, keepdim=True)) @ v / 2
-    call.book(y, y.detach() / 2 - carried, "softmax Taylor term")
+    first_order = weights * (logits - (weights * logits).sum(-1, keepdim=True)) @ v
+    call.book(y, (1 - part_v) * y.detach() - part_qk * first_order, "softmax Taylor term")
 
 
 def softmax(call: Call) -> Tensor:

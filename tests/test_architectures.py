@@ -1,0 +1,146 @@
+"""The paper's ten architectures, CrossViT, CLIP towers and models of other libraries: exact values, closed books."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import hilrp
+
+PAPER = [
+    "resnet50", "convnext_base", "vit_base_patch16_224", "deit_base_distilled_patch16_224", "swin_base_patch4_window7_224",
+    "pvt_v2_b2", "mobilevitv2_100", "efficientvit_b1", "efficientvit_b2", "maxvit_small_tf_224", "crossvit_small_240",
+]  # fmt: skip
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Constants that a fresh model has at zero or one get random values, so that the books have something to book."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.8, 1.2)
+            for name in ("bias", "in_proj_bias"):
+                if isinstance(getattr(module, name, None), nn.Parameter):
+                    getattr(module, name).normal_(0, 0.05)
+    return model.eval()
+
+
+def assert_sound(model: nn.Module, x, dtype: torch.dtype, target=None) -> hilrp.AuditReport:
+    limit = 1e-4 if dtype == torch.float32 else 1e-10
+    report = hilrp.audit(model, x, target)
+    assert report.error is None, report.error
+    assert not report.problems, report
+    assert report.forward_difference == 0.0
+    assert report.residual <= limit
+    assert report.leak <= limit
+    return report
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", PAPER)
+def test_architectures_of_the_paper(name, dtype, monkeypatch):
+    model = randomised(timm.create_model(name)).to(dtype)
+    if name.startswith("efficientvit") and dtype == torch.float64:
+        # timm's linear attention casts to float32 by itself, in float64 too: the books would close to 1e-9 only.
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    size = 128 if name.startswith(("convnext", "resnet")) else model.default_cfg["input_size"][-1]
+    assert_sound(model, torch.randn(2, 3, size, size, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_clip_image_tower_of_open_clip(dtype):
+    open_clip = pytest.importorskip("open_clip")
+    text = {"context_length": 8, "vocab_size": 50, "width": 32, "heads": 2, "layers": 1}
+    vision = {"image_size": 64, "layers": 3, "width": 128, "head_width": 32, "patch_size": 16}
+    clip = open_clip.model.CLIP(embed_dim=48, vision_cfg=vision, text_cfg=text)
+    model = randomised(clip.visual).to(dtype)
+    caption = nn.functional.normalize(torch.randn(48, dtype=dtype), dim=0)
+    x = torch.randn(2, 3, 64, 64, dtype=dtype)
+    assert_sound(model, x, dtype, lambda out: nn.functional.normalize(out, dim=-1) @ caption)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_clip_image_tower_of_transformers(attention):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CLIPVisionConfig(
+        hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=3, image_size=64, patch_size=16, projection_dim=24
+    )
+    config._attn_implementation = attention
+    model = randomised(transformers.CLIPVisionModelWithProjection(config)).double()
+    caption = torch.randn(24, dtype=torch.float64)
+    x = {"pixel_values": torch.randn(2, 3, 64, 64, dtype=torch.float64)}
+    assert_sound(model, x, torch.float64, lambda out: nn.functional.cosine_similarity(out.image_embeds, caption.expand(2, -1)))
+
+
+TORCHVISION = {
+    "vit_b_16": {"image_size": 64},
+    "swin_t": {},
+    "swin_v2_t": {},
+    "maxvit_t": {},
+    "convnext_tiny": {},
+    "efficientnet_b0": {},
+    "mobilenet_v3_small": {},
+    "densenet121": {},
+    "googlenet": {"init_weights": False},
+    "shufflenet_v2_x0_5": {},
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvision(name):
+    models = pytest.importorskip("torchvision.models")
+    size = 224 if name == "maxvit_t" else 64
+    model = randomised(models.get_model(name, weights=None, **TORCHVISION[name]))
+    if name == "vit_b_16":  # its classifier starts at zero
+        nn.init.normal_(model.heads.head.weight, 0, 0.05)
+    assert_sound(model, torch.randn(2, 3, size, size), torch.float32)
+
+
+def transformers_models():
+    transformers = pytest.importorskip("transformers")
+    small = {"num_labels": 5, "image_size": 64}
+    swin = transformers.SwinConfig(embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4, patch_size=4, **small)
+    pvt = transformers.PvtV2Config(
+        image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 40, 64], num_attention_heads=[1, 2, 5, 8], num_labels=5
+    )
+    dino = transformers.Dinov2Config(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=16, **small)
+    convnext = transformers.ConvNextV2Config(depths=[1, 1, 2, 1], hidden_sizes=[16, 32, 48, 64], num_labels=5)
+    return {
+        "swin": transformers.SwinForImageClassification(swin),
+        "pvt_v2": transformers.PvtV2ForImageClassification(pvt),
+        "dinov2": transformers.Dinov2ForImageClassification(dino),
+        "convnextv2": transformers.ConvNextV2ForImageClassification(convnext),
+    }
+
+
+@pytest.mark.parametrize("name", ["swin", "pvt_v2", "dinov2", "convnextv2"])
+def test_transformers(name):
+    model = randomised(transformers_models()[name])
+    x = torch.randn(2, 3, 64, 64)
+    assert_sound(model, {"pixel_values": x}, torch.float32)
+    found = hilrp.explain(model, {"pixel_values": x}, target=3)
+    assert found.map.shape == (2, 64, 64)
+    assert set(found.relevance) == {"pixel_values"}
+    with torch.no_grad():
+        assert torch.equal(found.output.logits, model(x).logits)
+
+
+#: Models outside the paper whose operations are out of the ordinary: in brackets, what is special about them.
+UNUSUAL = [
+    "test_byobnet", "cait_xxs24_224",  # talking heads
+    "coat_tiny",  # factorised attention, convolutional positions
+    "csatv2",  # discrete cosine transform, addcmul
+    "focalnet_tiny_srf",  # gated context
+    "gcvit_xxtiny", "mobilenetv4_conv_small", "volo_d1_224",  # outlook attention: unfold and fold
+    "xcit_nano_12_p16_224",  # cross-covariance attention
+    "edgenext_xx_small", "levit_128s", "poolformer_s12", "nest_tiny_jx", "tiny_vit_5m_224", "repvit_m0_9",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_architectures(name):
+    model = randomised(timm.create_model(name))
+    assert_sound(model, torch.randn(2, *model.default_cfg["input_size"]), torch.float32)

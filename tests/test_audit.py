@@ -1,0 +1,325 @@
+"""The audit: everything that could make a map wrong is found, and named with its place and its remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hilrp
+from hilrp.primitives import reindexing
+from hilrp.table import TABLE, Row
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    """A small model with one exchangeable operation in a named place."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.middle = middle if isinstance(middle, nn.Module) else Middle(middle)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.head(self.middle(self.stem(x)).mean((2, 3)))
+
+
+class Middle(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class FusedNorm(torch.autograd.Function):
+    """A normalisation that hides in a custom function, as fused kernels do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        std = x.std((1, 2, 3), keepdim=True)
+        ctx.save_for_backward(x, std)
+        return x / std
+
+    @staticmethod
+    def backward(ctx, g):
+        x, std = ctx.saved_tensors
+        return g / std
+
+
+@torch.jit.script
+def scripted(x):
+    return x * torch.sigmoid(x)
+
+
+def raises(error, *words):
+    """An error of that class whose message has all of these words."""
+    pattern = "(?s)" + "".join(f"(?=.*{word})" for word in words)
+    return pytest.raises(error, match=pattern)
+
+
+def test_an_unknown_operation():
+    with raises(hilrp.AuditError, "`special_i0`|`i0`", "`middle` .Middle.", "hilrp.register", 'audit="warn"'):
+        hilrp.explain(Block(torch.special.i0).eval(), X, 0)
+
+
+def test_the_remedy_for_an_unknown_operation_works():
+    model = Block(torch.special.i0).double().eval()
+    with hilrp.register(torch.special.i0, "activation"):
+        found = hilrp.explain(model, X.double(), 0)
+    assert float(found.ledger.residual.max()) < 1e-10
+    with raises(hilrp.AuditError, "No rule"):
+        hilrp.explain(model, X.double(), 0)
+
+
+def test_an_operation_of_the_users_own_library():
+    with torch.library._scoped_library("hilrptest", "FRAGMENT") as library:
+        library.define("shift(Tensor x) -> Tensor")
+        library.impl("shift", lambda x: x * 2 + 1, "CompositeImplicitAutograd")
+        model = Block(lambda x: torch.ops.hilrptest.shift(x)).double().eval()
+        with raises(hilrp.AuditError, "hilrptest::shift", "middle"):
+            hilrp.explain(model, X.double(), 0)
+        with hilrp.register(torch.ops.hilrptest.shift, lambda x: x * 2 + 1):
+            assert float(hilrp.explain(model, X.double(), 0).ledger.residual.max()) < 1e-10
+
+
+@pytest.mark.parametrize(("function", "word"), [(Square.apply, "Square"), (FusedNorm.apply, "FusedNorm")])
+def test_a_custom_autograd_function(function, word):
+    with raises(hilrp.AuditError, "head|model", "did not see", word, "hilrp.register"):
+        hilrp.explain(Block(function).eval(), X, 0)
+
+
+def test_a_scripted_region():
+    with raises(hilrp.AuditError, "scripted or compiled|custom autograd", "did not see"):
+        hilrp.explain(Block(lambda x: scripted(x)).eval(), X, 0)
+    with raises(hilrp.AuditError, "did not see"):
+        hilrp.explain(Block(torch.jit.script(nn.Sequential(nn.BatchNorm2d(4), nn.GELU()))).eval(), X, 0)
+
+
+def test_a_scripted_function_of_constants_is_no_problem():
+    weight = nn.Parameter(torch.randn(4, 1, 1))
+    hilrp.explain(Block(lambda x: x * scripted(weight)).eval(), X, 0)
+
+
+def test_a_module_with_a_rule_of_its_own():
+    """The remedy for hidden operations: a module class is one operation, with a named rule or a surrogate."""
+
+    class Fused(nn.Module):
+        def forward(self, x):
+            return Square.apply(x)
+
+    model = Block(Fused()).double().eval()
+    for rule in ("activation", lambda module, x: x * x.detach()):
+        with hilrp.register(Fused, rule):
+            found = hilrp.explain(model, X.double(), 0, itemised=True)
+            assert torch.equal(found.output, model(X.double()))
+            assert float(found.ledger.residual.max()) < 1e-10
+            assert float(found.ledger.leak.max()) < 1e-10
+    with raises(hilrp.AuditError, "did not see"):
+        hilrp.explain(model, X.double(), 0)
+
+
+class TestBrokenRules:
+    """The books fail when a rule is broken, and name the operation."""
+
+    def broken(self, monkeypatch, name, rule):
+        row = TABLE[name]
+        monkeypatch.setitem(TABLE, name, Row(row.primitive, rule, row.follow, row.level))
+
+    def test_layer_norm_whose_denominator_is_not_detached(self, monkeypatch):
+        self.broken(monkeypatch, "layer_norm", reindexing.native)
+        model = Block(nn.Sequential(nn.LayerNorm(6), nn.GELU())).eval()
+        with raises(hilrp.BooksError, "do not close", "middle.0: layer_norm"):
+            hilrp.explain(model, X, 0)
+        report = hilrp.audit(model, X, 0)
+        assert not report.passed
+        assert report.leak > 1e-2
+
+    def test_gelu_without_its_rule(self, monkeypatch):
+        self.broken(monkeypatch, "gelu", reindexing.native)
+        with raises(hilrp.BooksError, "do not close", "middle: gelu"):
+            hilrp.explain(Block(nn.GELU()).eval(), X, 0)
+
+    def test_a_product_that_counts_twice(self, monkeypatch):
+        self.broken(monkeypatch, "mul", reindexing.native)
+        with raises(hilrp.BooksError, "do not close", "middle: mul"):
+            hilrp.explain(Block(lambda x: x * x.sigmoid()).eval(), X, 0)
+
+    def test_a_constant_that_is_not_booked(self, monkeypatch):
+        self.broken(monkeypatch, "add", reindexing.native)
+        with raises(hilrp.BooksError, "do not close", "middle: add"):
+            hilrp.explain(Block(lambda x: x + 0.3).eval(), X, 0)
+
+    def test_opposite_leaks_do_not_cancel_in_itemised_books(self, monkeypatch):
+        """gelu run raw leaks at each call; the leak adds up sizes while the residual nets them."""
+        self.broken(monkeypatch, "gelu", reindexing.native)
+        model = Block(lambda x: F.gelu(x) - F.gelu(x * 1.0)).double().eval()
+        with torch.no_grad():
+            model.head.bias.fill_(1.0)
+        ledger = hilrp.explain(model, X.double(), 0, audit="off", itemised=True).ledger
+        assert float(ledger.residual.max()) < 1e-10
+        assert float(ledger.leak.max()) > 1e-4
+
+    def test_a_wrong_registration(self):
+        with hilrp.register(torch.special.i0, "reindexing"), raises(hilrp.BooksError, "i0", "correct its rule"):
+            hilrp.explain(Block(torch.special.i0).eval(), X, 0)
+
+    def test_the_naive_preset_leaks_and_says_so_without_raising(self):
+        model = Block(nn.GroupNorm(2, 4)).eval()
+        found = hilrp.explain(model, X, 0, rules="naive")
+        assert float(found.ledger.leak.min()) > 0.1
+
+
+class TestBadInput:
+    model = Block(nn.ReLU()).eval()
+
+    def test_nan(self):
+        x = X.clone()
+        x[0, 0, 0, 0] = float("nan")
+        with raises(hilrp.InputError, "NaN", r"\(2, 3, 8, 8\)"):
+            hilrp.explain(self.model, x, 0)
+
+    def test_infinite(self):
+        with raises(hilrp.InputError, "infinite"):
+            hilrp.explain(self.model, torch.full_like(X, float("inf")), 0)
+
+    def test_weights_that_are_not_finite(self):
+        model = Block(nn.ReLU()).eval()
+        with torch.no_grad():
+            model.stem.weight[0, 0, 0, 0] = float("nan")
+        with raises(hilrp.ModelError, "`stem.weight`", "finite"):
+            hilrp.explain(model, X, 0)
+
+    def test_overflow_is_traced_to_its_operation(self):
+        with raises(hilrp.ModelError, "first appears at", "middle"):
+            hilrp.explain(Block(lambda x: (x * 1e30 * 1e30).sub(x * 1e30 * 1e30)).eval(), X, 0)
+
+    def test_target_out_of_range(self):
+        with raises(hilrp.TargetError, "5 is out of range", "0 to 4"):
+            hilrp.explain(self.model, X, 5)
+        with raises(hilrp.TargetError, "-1 is out of range"):
+            hilrp.explain(self.model, X, [0, -1])
+
+    def test_target_of_a_wrong_kind(self):
+        with raises(hilrp.TargetError, "not a class"):
+            hilrp.explain(self.model, X, "cat")
+        with raises(hilrp.TargetError, "3 classes for a batch of 2"):
+            hilrp.explain(self.model, X, [0, 1, 2])
+        with raises(hilrp.TargetError, "one scalar per sample"):
+            hilrp.explain(self.model, X, lambda out: out)
+        with raises(hilrp.TargetError, "returned float"):
+            hilrp.explain(self.model, X, lambda out: 1.0)
+
+    def test_dense_output_needs_a_function(self):
+        with raises(hilrp.TargetError, "not .2, classes.", "target=function"):
+            hilrp.explain(nn.Conv2d(3, 4, 3).eval(), X)
+
+    def test_wrong_shape(self):
+        with raises(hilrp.ModelError, "`stem` .Conv2d.", r"\(2, 5, 8, 8\)"):
+            hilrp.explain(self.model, torch.randn(2, 5, 8, 8), 0)
+
+    def test_wrong_type(self):
+        with raises(hilrp.InputError, "torch.uint8", "floating-point"):
+            hilrp.explain(self.model, torch.zeros(2, 3, 8, 8, dtype=torch.uint8), 0)
+        with raises(hilrp.InputError, "str"):
+            hilrp.explain(self.model, "cat.jpg", 0)
+
+    def test_empty_batch(self):
+        with raises(hilrp.InputError, "empty batch"):
+            hilrp.explain(self.model, X[:0], 0)
+
+    def test_inputs_that_disagree(self):
+        with raises(hilrp.InputError, "disagree on the batch size"):
+            hilrp.explain(self.model, (X, X[:1]), 0)
+
+    @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm2d(4)])
+    def test_training_mode(self, layer):
+        model = Block(layer)
+        with raises(hilrp.ModelError, "training mode", "`middle`", r"model.eval\(\)"):
+            hilrp.explain(model, X, 0)
+
+    def test_functional_dropout(self):
+        with raises(hilrp.ModelError, "Dropout is active", "`middle`"):
+            hilrp.explain(Block(lambda x: F.dropout(x, 0.1, training=True)).eval(), X, 0)
+
+    def test_functional_batch_statistics(self):
+        with raises(hilrp.ModelError, "statistics of the batch", "`middle`"):
+            hilrp.explain(Block(lambda x: F.batch_norm(x, None, None, training=True)).eval(), X, 0)
+
+    def test_training_mode_without_chance_is_fine(self):
+        hilrp.explain(Block(nn.GELU()), X, 0)
+
+    def test_output_that_does_not_depend_on_the_input(self):
+        with raises(hilrp.ModelError, "does not depend on the input"):
+            hilrp.explain(Block(lambda x: torch.ones(2, 4, 3, 3)).eval(), X, 0)
+
+    def test_output_behind_detach_or_gates_only(self):
+        with raises(hilrp.ModelError, "only through gates"):
+            hilrp.explain(self.model, X, lambda out: out.softmax(1)[:, 0])
+
+    def test_zero_score(self):
+        model = Block(nn.ReLU()).eval()
+        nn.init.zeros_(model.head.weight)
+        nn.init.zeros_(model.head.bias)
+        with raises(hilrp.ModelError, "score of sample 0 is zero"):
+            hilrp.explain(model, X, 0)
+
+    def test_arguments(self):
+        with raises(hilrp.InputError, "'typo' is not a preset", "hilrp, "):
+            hilrp.explain(self.model, X, 0, rules="typo")
+        with raises(hilrp.InputError, "gamma=-1"):
+            hilrp.Rules(gamma=-1)
+        with raises(hilrp.InputError, "linear='alpha'", "'zplus'"):
+            hilrp.Rules(linear="alpha")
+        with raises(hilrp.InputError, "audit='loose'"):
+            hilrp.explain(self.model, X, 0, audit="loose")
+        with raises(hilrp.InputError, "no module named 'nothing'", "stem"):
+            hilrp.explain(self.model, X, 0, stages=["nothing"])
+        with raises(hilrp.InputError, "not a torch.nn.Module"):
+            hilrp.explain(lambda x: x, X)
+        with raises(hilrp.InputError, "'magic' is not a rule"):
+            hilrp.register(torch.special.i0, "magic")
+        with raises(hilrp.InputError, "reference"):
+            hilrp.explain(self.model, X, 0, reference=X)
+
+
+def test_warn_warns_and_off_is_silent(recwarn):
+    model = Block(torch.special.i0).eval()
+    with pytest.warns(hilrp.AuditWarning, match="No rule"):
+        hilrp.explain(model, X, 0, audit="warn")
+    recwarn.clear()
+    hilrp.explain(model, X, 0, audit="off")
+    assert not [w for w in recwarn if issubclass(w.category, hilrp.AuditWarning)]
+
+
+def test_report():
+    model = Block(lambda x: x * x.sigmoid() + F.silu(x) * x).eval()
+    report = hilrp.audit(model, X, 0)
+    assert report.passed
+    assert report.operations["linear"]["conv2d"] == 1
+    assert report.operations["bilinear"] == {"mul": 2}
+    assert report.operations["normalisation"] == {"sigmoid": 1, "silu": 1}
+    assert report.notes == {"even split of mul in middle": 1}
+    text = str(report)
+    assert text.startswith("PASS")
+    assert "forward difference 0" in text
+    failed = hilrp.audit(Block(torch.special.i0).eval(), X, 0)
+    assert not failed.passed
+    assert str(failed).startswith("FAIL")
+    assert any("No rule" in problem for problem in failed.problems)
+    assert "out of range" in str(hilrp.audit(model, X, 99))

@@ -1,0 +1,328 @@
+"""The engine: exact values, in-place calls, hidden operations, opened functions, reference passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_rules_by_hand import Apply
+from torch import nn
+from torch.nn import functional as F
+
+import hilrp
+from hilrp.engine import Engine
+from hilrp.layout import Layout
+from hilrp.ledger import Books
+from hilrp.rules import Rules
+
+
+def check(function, x, target=None, **options):
+    """Explains a function and asserts what must always hold: the exact value and closed books."""
+    model = Apply(function).eval()
+    plain = model(x.clone() if isinstance(x, torch.Tensor) else tuple(t.clone() for t in x))
+    found = hilrp.explain(model, x, target or (lambda out: out.flatten(1).sum(1)), stages=None, itemised=True, **options)
+    assert torch.equal(found.output, plain)
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert float(found.ledger.leak.max()) < 1e-10
+    return found
+
+
+def statement(x):
+    y = x * 2
+    y.add_(1)
+    y.relu_()
+    return y
+
+
+def augmented(x):
+    y = x + 0.5
+    y *= 3
+    y -= x
+    y /= 2
+    return y
+
+
+def through_a_view(x):
+    y = x * 1.5
+    first = y[:, :2]
+    first.mul_(3)
+    return y
+
+
+def other_view(x):
+    y = x * 1.5
+    flat, half = y.view(y.shape[0], -1), y[:, 1:]
+    y.add_(2)
+    half.mul_(2)
+    return flat
+
+
+def chain_of_views(x):
+    y = x.clone()
+    y.transpose(1, 2)[:, 0].view(-1).copy_(y[:, :, 1].reshape(-1) * 2)
+    return y
+
+
+def setitem_constant_target(x):
+    out = torch.zeros(x.shape[0], 3, 4, dtype=x.dtype) + 0.3
+    out[:, 1] = x[:, 0] * 2
+    out[:, 2, ::2] = x[:, 1, ::2]
+    return out
+
+
+def setitem_constant_value(x):
+    y = x * 2
+    y[:, 0] = 5.0
+    y[y > 1] = 0.25
+    return y
+
+
+def functional_inplace(x):
+    y = F.relu(x * 2 - 0.1, inplace=True)
+    F.silu(y, inplace=True)
+    return F.hardswish(y, inplace=True)
+
+
+def zero_fill_copy(x):
+    y, z, w = x * 2, x * 3, x * 4
+    y[:, 0].zero_()
+    z[:, 1].fill_(2.0)
+    w.copy_(y + z)
+    return w
+
+
+def out_argument(x):
+    y = torch.empty_like(x)
+    torch.add(x, x * 2, out=y)
+    return y * 3
+
+
+def writes_to_its_input(x):
+    x.mul_(2)
+    return x + 1
+
+
+def masked(x):
+    y = x * 1.0
+    y.masked_fill_(x > 0.5, -1.0)
+    return y.clamp_(-2, 0.4)
+
+
+def in_place_transpose(x):
+    y = x * 2
+    y.transpose_(1, 2)
+    return y.contiguous() + 1
+
+
+def accumulated(x):
+    out = torch.zeros_like(x)
+    for i in range(3):
+        out[:, i] += x[:, i] * (i + 1)
+    return out
+
+
+IN_PLACE = [
+    statement, augmented, through_a_view, other_view, chain_of_views, setitem_constant_target, setitem_constant_value,
+    functional_inplace, zero_fill_copy, out_argument, writes_to_its_input, masked, in_place_transpose, accumulated,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", IN_PLACE)
+def test_in_place_calls_have_the_values_of_in_place_calls(function):
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    before = x.clone()
+    check(function, x)
+    assert torch.equal(x, before), "the caller's tensor was written to"
+
+
+def test_in_place_calls_explain_as_their_twins_do():
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    inplace = check(lambda t: F.relu(t * 2, inplace=True) * 3, x)
+    twin = check(lambda t: F.relu(t * 2) * 3, x)
+    assert torch.equal(inplace.relevance, twin.relevance)
+
+
+REINDEXING = {
+    "windows": lambda x: x.view(2, 3, 2, 2, 2).permute(0, 2, 1, 3, 4).reshape(-1, 3, 4) + torch.arange(4.0),
+    "roll": lambda x: torch.roll(x, (1, -1), (1, 2)) + torch.arange(8.0),
+    "unfold": lambda x: F.unfold(x.reshape(2, 3, 4, 4), 3, padding=1) + 0.5,
+    "pixel shuffle": lambda x: F.pixel_unshuffle(x.reshape(2, 3, 4, 4), 2) + 1,
+    "gather": lambda x: x.gather(1, torch.tensor([0, 2, 1, 0]).expand(2, 1, 4)) + 1,
+    "advanced indexing": lambda x: x[:, [2, 0, 1], :][..., torch.tensor([3, 1])] + 1,
+    "sequence first": lambda x: x.transpose(0, 1) + torch.arange(8.0),
+    "heads": lambda x: x.reshape(2, 12, 2, 2).permute(2, 0, 3, 1).flatten(1, 2) + 0.7,
+    "batch folded inside": lambda x: x.permute(1, 0, 2).reshape(6, 8, -1) + torch.arange(8.0)[:, None],
+    "cat and split": lambda x: torch.cat([x, torch.ones(2, 1, 8), *x.split(1, 1)], 1) + 0.1,
+    "stack and unbind": lambda x: torch.stack(x.unbind(1), 2) + 0.1,
+    "pad": lambda x: F.pad(x, (1, 1), value=0.5),
+    "reflection": lambda x: F.pad(x, (1, 1), mode="reflect") + 1,
+    "interpolate": lambda x: F.interpolate(x.reshape(2, 3, 4, 4), scale_factor=2, mode="bilinear") + 1,
+    "bicubic": lambda x: F.interpolate(x.reshape(2, 3, 4, 4), size=(7, 5), mode="bicubic", antialias=True) + 1,
+    "where": lambda x: torch.where(x > 0, x, torch.tensor(0.5)),
+    "einsum": lambda x: torch.einsum("bij,kj->kbi", x, torch.randn(3, 8, generator=torch.Generator().manual_seed(0))) + 1,
+    "repeat": lambda x: x.repeat(1, 2, 1) + 1,
+    "fourier": lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * (1 + 0.5j)) + 1,
+    "cumsum": lambda x: x.cumsum(1) + 1,
+    "max over an axis": lambda x: x.max(1).values + 1,
+    "topk": lambda x: x.topk(2, dim=1).values + 1,
+    "mean pooling": lambda x: F.adaptive_avg_pool2d(x.reshape(2, 3, 4, 4), 2) + 1,
+    "max pooling": lambda x: F.max_pool2d(x.reshape(2, 3, 4, 4), 2) + 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def _float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+#: Forms that see the input as an image of 4 x 4.
+_IMAGES = ("unfold", "pixel shuffle", "interpolate", "bicubic", "mean pooling", "max pooling", "heads")
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.parametrize("form", REINDEXING)
+def test_reindexing_conserves_for_each_sample(form):
+    """Constants enter wherever the samples have been moved to; the books are still kept per sample."""
+    function, x = REINDEXING[form], torch.randn(2, 3, 16 if form in _IMAGES else 8)
+    weights = torch.randn(1000)
+
+    class Model(nn.Module):
+        def forward(self, x):
+            y = function(x)
+            if form == "batch folded inside":
+                y = y.reshape(3, 2, -1).transpose(0, 1)
+            elif form in ("sequence first", "einsum"):
+                y = y.transpose(0, 1)
+            elif form == "heads":
+                y = y.reshape(2, 2, 2, 12).transpose(0, 1)
+            y = y.reshape(2, -1)
+            return y @ weights[: y.shape[1]]
+
+    model = Model().eval()
+    found = hilrp.explain(model, x, lambda out: out, stages=None, itemised=True)
+    assert torch.equal(found.output, model(x))
+    assert float(found.ledger.leak.max()) < 1e-10
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert not found.notes, "the samples could not be told apart in one pass"
+
+
+def test_where_the_batch_cannot_be_followed_the_samples_are_explained_one_by_one():
+    class Loop(nn.Module):
+        def forward(self, x):
+            return torch.stack([t * 2 + 0.5 for t in x]).sum((1, 2))
+
+    model = Loop().eval()
+    x = torch.randn(3, 2, 4).double()
+    found = hilrp.explain(model, x, lambda out: out)
+    assert float(found.ledger.residual.max()) < 1e-10
+    torch.testing.assert_close(found.ledger.entries["constant"], torch.full((3,), 4.0).double())
+    assert any("one more pass per sample" in note for note in found.notes)
+
+
+class TestMultiheadAttention:
+    @pytest.mark.parametrize("need_weights", [True, False])
+    @pytest.mark.parametrize("batch_first", [True, False])
+    def test_conserves(self, need_weights, batch_first):
+        attention = nn.MultiheadAttention(8, 2, batch_first=batch_first).double()
+        nn.init.normal_(attention.in_proj_bias)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = attention
+
+            def forward(self, x):
+                x = x if batch_first else x.transpose(0, 1)
+                out = self.attention(x, x, x, need_weights=need_weights)[0]
+                return out if batch_first else out.transpose(0, 1)
+
+        model = Model().eval()
+        x = torch.randn(3, 5, 8, dtype=torch.float64)
+        found = hilrp.explain(model, x, lambda out: out[:, 0].sum(1), itemised=True)
+        assert torch.equal(found.output, model(x))
+        assert float(found.ledger.leak.max()) < 1e-10
+        assert {"bias"} == set(found.ledger.entries) or all("bias" in name for name in found.ledger.entries)
+
+    def test_the_fast_path_is_not_taken(self):
+        """Under no_grad nn.TransformerEncoderLayer would run as one opaque kernel."""
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu").eval()
+        x = torch.randn(2, 5, 8)
+        with torch.no_grad():
+            found = hilrp.explain(layer, x, lambda out: out[:, 0, 0])
+        report = hilrp.audit(layer, x, lambda out: out[:, 0, 0])
+        assert report.passed, report
+        assert report.operations["bilinear"]["scaled_dot_product_attention"] == 1
+        assert float(found.ledger.residual.max()) < 1e-4
+
+
+def test_even_where_a_model_catches_exceptions_the_path_is_right():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("no")
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fails, self.linear = Fails(), nn.Linear(4, 2)
+
+        def forward(self, x):
+            try:
+                return self.fails(x)
+            except RuntimeError:
+                return self.linear(x)
+
+    found = hilrp.explain(Model().eval(), torch.randn(1, 4), 0, itemised=True)
+    assert any(name.startswith("linear: linear") for name in found.ledger.leaks)
+
+
+class TestReference:
+    """A recorded pass can be replayed in order, each rule being given the reference values of its operands."""
+
+    def model(self):
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 5)).eval()
+
+    def record(self, model, x):
+        engine = Engine(model, Rules(), Books(len(x)), on_problem=_raise, record=True)
+        inputs = engine.watch(x, Layout(0, 1))
+        with torch.no_grad(), engine:
+            out = model(inputs)
+        assert engine.recording
+        return engine.recording, out
+
+    def test_recording_holds_every_operation_with_its_values(self):
+        model, x0 = self.model(), torch.randn(1, 3, 4, 4)
+        recording, out = self.record(model, x0)
+        assert torch.equal(out, model(x0))
+        assert [call.name for call in recording] == ["conv2d", "relu", "flatten", "layer_norm", "linear"]
+        assert torch.equal(recording[0].args[0], x0)
+        assert torch.equal(recording[-1].output, out)
+
+    def test_replay_hands_each_rule_its_reference(self, monkeypatch):
+        model, x0, x = self.model(), torch.zeros(1, 3, 4, 4), torch.randn(1, 3, 4, 4)
+        recording, _ = self.record(model, x0)
+        seen = []
+        original = Engine._next_reference
+        monkeypatch.setattr(Engine, "_next_reference", lambda self, name: seen.append(original(self, name)) or seen[-1])
+        engine = Engine(model, Rules(), Books(1), on_problem=_raise, reference=recording)
+        leaf = x.clone().requires_grad_()
+        inputs = engine.watch(leaf, Layout(0, 1))
+        with engine:
+            model(inputs)
+        assert seen == recording
+
+    def test_another_way_through_the_model_is_an_error(self):
+        class Branches(nn.Module):
+            def forward(self, x):
+                return x.relu() if float(x.sum()) > 0 else x.tanh()
+
+        model = Branches().eval()
+        recording, _ = self.record(model, torch.ones(1, 4))
+        engine = Engine(model, Rules(), Books(1), on_problem=_raise, reference=recording)
+        inputs = engine.watch(-torch.ones(1, 4).requires_grad_(), Layout(0, 1))
+        with pytest.raises(hilrp.ModelError, match="another way on the reference"), engine:
+            model(inputs)
+
+
+def _raise(error):
+    raise error

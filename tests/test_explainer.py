@@ -1,0 +1,376 @@
+"""Explainer and Explanation: models as users have them, targets, stages, batches, threads, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from test_architectures import randomised
+from torch import nn
+
+import hilrp
+
+
+def small_swin(**options):
+    options = {"img_size": 64, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5} | options
+    return randomised(timm.models.swin_transformer.SwinTransformer(**options))
+
+
+def small_vit(**options):
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5} | options
+    return randomised(timm.models.vision_transformer.VisionTransformer(**options))
+
+
+@pytest.fixture
+def swin():
+    return small_swin()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 3, 64, 64)
+
+
+class TestTargets:
+    def test_prediction_by_default(self, swin, x):
+        found = hilrp.explain(swin, x)
+        assert torch.equal(found.target, swin(x).argmax(1))
+        torch.testing.assert_close(found.score, swin(x).amax(1))
+
+    def test_forms_of_a_class(self, swin, x):
+        expected = hilrp.explain(swin, x, [2, 0, 2]).relevance
+        for target in ((2, 0, 2), torch.tensor([2, 0, 2]), np.array([2, 0, 2]), lambda out: out[torch.arange(3), [2, 0, 2]]):
+            torch.testing.assert_close(hilrp.explain(swin, x, target).relevance, expected)
+        assert torch.equal(hilrp.explain(swin, x, 2).relevance[0], expected[0]) or torch.allclose(
+            hilrp.explain(swin, x, 2).relevance[0], expected[0]
+        )
+
+    def test_contrast_is_the_difference_of_two_classes_under_epsilon(self, swin, x):
+        """Relevance is linear in the seed as long as the rules are."""
+        swin, x = swin.double(), x.double()
+        one, other = (hilrp.explain(swin, x, c, rules="epsilon").relevance for c in (3, 1))
+        both = hilrp.explain(swin, x, hilrp.targets.Contrast(3, 1), rules="epsilon")
+        torch.testing.assert_close(both.relevance, one - other, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(both.score, swin(x)[:, 3] - swin(x)[:, 1])
+
+    def test_any_scalar(self, swin, x):
+        features = swin(x).detach()[0]
+        found = hilrp.explain(swin, x, lambda out: nn.functional.cosine_similarity(out, features.expand_as(out)))
+        assert float(found.ledger.residual.max()) < 1e-4
+        assert found.target is None
+
+
+class TestForms:
+    """Models as users have them."""
+
+    @pytest.mark.parametrize("form", ["tuple", "dict", "namedtuple", "nested"])
+    def test_outputs(self, swin, x, form):
+        Output = namedtuple("Output", ["logits", "aux"])
+
+        class Wrapped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = swin
+
+            def forward(self, x):
+                out = self.inner(x)
+                forms = {
+                    "tuple": (out, out * 2),
+                    "dict": {"aux": out * 2, "logits": out},
+                    "namedtuple": Output(out, out * 2),
+                    "nested": ([out], 3),
+                }
+                return forms[form]
+
+        found = hilrp.explain(Wrapped().eval(), x, 1)
+        torch.testing.assert_close(found.relevance, hilrp.explain(swin, x, 1).relevance)
+        assert type(found.output) is {"tuple": tuple, "dict": dict, "namedtuple": Output, "nested": tuple}[form]
+
+    def test_several_inputs(self):
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.image, self.other = nn.Linear(12, 4), nn.Linear(5, 4)
+
+            def forward(self, image, other, index=None):
+                return self.image(image.flatten(1)) + self.other(other)[:, index]
+
+        x = (torch.randn(2, 3, 2, 2), torch.randn(2, 5), torch.tensor([3, 2, 1, 0]))
+        found = hilrp.explain(Two().eval(), x, 1)
+        assert [r.shape for r in found.relevance] == [t.shape for t in x]
+        assert not found.relevance[2].any()
+        total = found.relevance[0].flatten(1).sum(1) + found.relevance[1].sum(1)
+        torch.testing.assert_close(found.ledger.pixels, total.double())
+        named = hilrp.explain(Two().eval(), {"image": x[0], "other": x[1], "index": x[2]}, 1)
+        assert set(named.relevance) == {"image", "other", "index"}
+
+    @pytest.mark.parametrize("size", [(32, 32), (48, 80), (33, 47)])
+    def test_any_size_that_the_model_takes(self, size):
+        model = randomised(timm.create_model("test_resnet"))
+        found = hilrp.explain(model, torch.randn(2, 3, *size))
+        assert found.map.shape == (2, *size)
+        assert float(found.ledger.residual.max()) < 1e-4
+
+    def test_channels_last(self, x):
+        model = randomised(timm.create_model("test_convnext")).double()
+        x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+        plain = hilrp.explain(model, x, 1)
+        last = hilrp.explain(model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last), 1)
+        torch.testing.assert_close(plain.relevance, last.relevance, rtol=1e-9, atol=1e-12)
+        assert hilrp.audit(model, x.to(memory_format=torch.channels_last), 1).passed
+
+    @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+    def test_under_the_callers_context(self, swin, x, context):
+        expected = hilrp.explain(swin, x, 1).relevance
+        with context():
+            inside = hilrp.explain(swin, x * 1, 1)
+            assert torch.equal(inside.relevance, expected)
+            assert not inside.relevance.requires_grad
+
+    def test_a_model_made_in_inference_mode(self, x):
+        with torch.inference_mode():
+            model = small_swin()
+            expected = model(x)
+        found = hilrp.explain(model, x, 1)
+        assert torch.equal(found.output, expected.clone())
+
+    def test_wrappers_are_looked_through(self, swin, x):
+        expected = hilrp.explain(swin, x, 1).relevance
+        assert torch.equal(hilrp.explain(nn.DataParallel(swin), x, 1).relevance, expected)
+        assert torch.equal(hilrp.explain(torch.compile(swin), x, 1).relevance, expected)
+        assert torch.equal(hilrp.explain(torch.compile(nn.DataParallel(swin)), x, 1).relevance, expected)
+
+    def test_a_compiled_part_runs_as_written(self, x):
+        model = small_swin()
+        expected = hilrp.explain(model, x, 1).relevance
+        model.layers[1] = torch.compile(model.layers[1], backend="eager")
+        assert torch.equal(hilrp.explain(model, x, 1).relevance, expected)
+        model = small_swin()
+        expected = hilrp.explain(model, x, 1).relevance
+        model.layers[1].compile(backend="eager")
+        assert torch.equal(hilrp.explain(model, x, 1).relevance, expected)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_low_precision(self, dtype):
+        model, x = small_vit(), torch.randn(2, 3, 32, 32)
+        exact = hilrp.explain(model, x, 1)
+        found = hilrp.explain(copy.deepcopy(model).to(dtype), x.to(dtype), 1)
+        assert found.relevance.dtype == dtype
+        assert torch.equal(found.output, copy.deepcopy(model).to(dtype)(x.to(dtype)))
+        assert _correlation(found.map, exact.map) > 0.97
+
+    def test_autocast(self):
+        model, x = small_vit(), torch.randn(2, 3, 32, 32)
+        exact = hilrp.explain(model, x, 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = hilrp.explain(model, x, 1)
+            assert torch.equal(found.output, model(x))
+        assert found.relevance.dtype == torch.float32
+        assert _correlation(found.map, exact.map) > 0.97
+
+
+def _correlation(a, b):
+    return float(torch.corrcoef(torch.stack([a.float().flatten(), b.float().flatten()]))[0, 1])
+
+
+@pytest.mark.parametrize("make", [small_swin, small_vit, lambda: small_vit(global_pool="map", class_token=False)])
+@pytest.mark.parametrize("rules", ["hilrp", "epsilon", "attnlrp"])
+def test_a_batch_gives_what_its_samples_give_alone(make, rules):
+    model = make().double()
+    x = torch.randn(3, 3, *model.patch_embed.img_size, dtype=torch.float64)
+    together = hilrp.explain(model, x, [0, 1, 2], rules=rules)
+    assert not together.notes
+    for i in range(3):
+        alone = hilrp.explain(model, x[i : i + 1], i, rules=rules)
+        torch.testing.assert_close(together.relevance[i : i + 1], alone.relevance, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(together.score[i : i + 1], alone.score)
+        for name, value in together.ledger.entries.items():
+            torch.testing.assert_close(value[i : i + 1], alone.ledger.entries[name], rtol=1e-8, atol=1e-11)
+        for name, value in together.stages.items():
+            torch.testing.assert_close(value[i : i + 1], alone.stages[name], rtol=1e-8, atol=1e-11)
+        for name, value in together.trace.items():
+            torch.testing.assert_close(value[i : i + 1], alone.trace[name], rtol=1e-8, atol=1e-11)
+
+
+def test_two_rule_sets_from_two_threads(swin, x):
+    """Each thread gets what it gets alone, although both explain the same model at the same time."""
+    expected = {rules: hilrp.explain(swin, x, 1, rules=rules).relevance for rules in ("hilrp", "epsilon")}
+    failures: list[str] = []
+
+    def work(rules):
+        explainer = hilrp.Explainer(swin, rules)
+        for _ in range(6):
+            found = explainer.explain(x, 1)
+            if not torch.equal(found.relevance, expected[rules]) or float(found.ledger.residual.max()) > 1e-4:
+                failures.append(rules)
+
+    threads = [threading.Thread(target=work, args=(rules,)) for rules in (*expected, *expected)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+class TestNothingIsLeftBehind:
+    def state(self, model):
+        from torch.nn.modules import module as registry
+
+        hooks = [len(getattr(registry, name)) for name in dir(registry) if name.startswith("_global") and "hooks" in name]
+        own = [
+            len(getattr(m, name))
+            for m in model.modules()
+            for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        ]
+        flags = [p.requires_grad for p in model.parameters()] + [m.training for m in model.modules()]
+        ids = [id(p) for p in (*model.parameters(), *model.buffers())]
+        classes = [type(m).forward for m in model.modules()]
+        attributes = [sorted(vars(m)) for m in model.modules()]
+        grads = [p.grad is None for p in model.parameters()]
+        return hooks, own, flags, ids, classes, attributes, grads, torch.is_grad_enabled(), len(torch.overrides._get_current_function_mode_stack())
+
+    def check(self, model, act):
+        mixed = list(model.parameters())[::2]
+        for parameter in mixed:
+            parameter.requires_grad_(False)
+        before, values = self.state(model), copy.deepcopy(model.state_dict())
+        act()
+        assert self.state(model) == before
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, values[name]), name
+
+    def test_after_a_call(self, swin, x):
+        self.check(swin, lambda: hilrp.explain(swin, x))
+
+    def test_after_an_exception_in_the_model(self, x):
+        model = small_swin()
+
+        def act():
+            with pytest.raises(hilrp.ModelError):
+                hilrp.explain(model, torch.randn(2, 4, 64, 64))
+
+        self.check(model, act)
+
+    def test_after_an_exception_in_the_engine(self, swin, x, monkeypatch):
+        from hilrp.table import TABLE, Row
+
+        def broken(call):
+            raise ZeroDivisionError
+
+        row = TABLE["softmax"]
+        monkeypatch.setitem(TABLE, "softmax", Row(row.primitive, broken, row.follow))
+        swin.layers[1].blocks[0].attn.fused_attn = False
+
+        def act():
+            with pytest.raises(hilrp.ModelError, match="ZeroDivisionError"):
+                hilrp.explain(swin, x)
+
+        self.check(swin, act)
+
+    def test_after_an_exception_in_the_target(self, swin, x):
+        def act():
+            with pytest.raises(KeyError):
+                hilrp.explain(swin, x, lambda out: {}["nothing"])
+
+        self.check(swin, act)
+
+
+class TestStages:
+    def test_of_timm_models(self, swin, x):
+        found = hilrp.explain(swin, x)
+        assert list(found.stages) == ["layers.0", "layers.1"]
+        assert [m.shape for m in found.stages.values()] == [(3, 16, 16), (3, 8, 8)]
+        assert list(found.trace) == ["input", "layers.0", "layers.1"]
+        for name, stage in found.stages.items():
+            torch.testing.assert_close(stage.double().sum((1, 2)) / found.ledger.score, found.trace[name], rtol=1e-4, atol=1e-5)
+
+    def test_class_tokens_are_not_part_of_the_map(self):
+        found = hilrp.explain(small_vit(reg_tokens=4), torch.randn(2, 3, 32, 32))
+        assert {m.shape for m in found.stages.values()} == {(2, 4, 4)}
+
+    def test_named_by_the_user(self, swin, x):
+        found = hilrp.explain(swin, x, stages=["patch_embed", "layers.0.blocks.1"])
+        assert list(found.stages) == ["patch_embed", "layers.0.blocks.1"]
+        assert hilrp.explain(swin, x, stages=None).stages == {}
+
+    def test_of_torchvision_and_transformers(self):
+        models = pytest.importorskip("torchvision.models")
+        found = hilrp.explain(randomised(models.get_model("swin_t", weights=None)), torch.randn(1, 3, 64, 64))
+        assert [tuple(m.shape[1:]) for m in found.stages.values()] == [(16, 16)] * 2 + [(8, 8)] * 2 + [(4, 4)] * 2 + [(2, 2)] * 2
+        resnet = hilrp.explain(randomised(models.resnet18(weights=None)), torch.randn(1, 3, 64, 64))
+        assert [*resnet.stages][-4:] == ["layer1", "layer2", "layer3", "layer4"]
+        from test_architectures import transformers_models
+
+        model = randomised(transformers_models()["swin"])
+        found = hilrp.explain(model, {"pixel_values": torch.randn(1, 3, 64, 64)})
+        assert len(found.stages) >= 2
+
+    def test_the_last_stage_holds_the_score_up_to_the_heads_constants(self):
+        """Trace and ledger agree: what the last stage lacks is what the head's constants kept."""
+        model = small_swin().double()
+        found = hilrp.explain(model, torch.randn(2, 3, 64, 64).double(), itemised=True)
+        after = [v for n, v in found.ledger.entries.items() if n.startswith(("norm:", "head"))]
+        torch.testing.assert_close(found.trace["layers.1"] * found.ledger.score + sum(after), found.ledger.score)
+
+
+class TestExplanation:
+    def test_save_and_read_back(self, swin, x, tmp_path):
+        found = hilrp.explain(swin, x)
+        files = found.save(tmp_path / "deep" / "result.png", classes=list("abcde"))
+        assert [f.name for f in files] == ["result.npz", "result.json", "result.png"]
+        assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["result.json", "result.npz", "result.png"]
+        arrays = np.load(files[0])
+        np.testing.assert_array_equal(arrays["map"], found.map.numpy())
+        assert arrays["stage/layers.1"].shape == (3, 8, 8)
+        facts = json.loads(files[1].read_text())
+        np.testing.assert_allclose(facts["score"], found.score.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(np.add(facts["pixels"], sum(np.array(v) for v in facts["entries"].values())), facts["score"], rtol=1e-4)
+        assert files[2].read_bytes().startswith(b"\x89PNG")
+
+    def test_a_failed_save_leaves_nothing_half_written(self, swin, x, tmp_path):
+        with pytest.raises(hilrp.InputError, match="classes has 1 names"):
+            hilrp.explain(swin, x, 3).save(tmp_path / "result", classes=["only one"])
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["result.json", "result.npz"]
+
+    def test_plot_and_show(self, swin, x, monkeypatch):
+        import matplotlib
+
+        matplotlib.use("Agg", force=True)
+        assert len(hilrp.explain(swin, x[:1]).plot().axes) == 4 + 2 + 1
+        grey = randomised(timm.create_model("test_resnet", in_chans=1))
+        hilrp.explain(grey, torch.randn(1, 1, 32, 32)).plot()
+        shown = []
+        monkeypatch.setattr("matplotlib.pyplot.show", lambda: shown.append(True))
+        hilrp.explain(swin, x[:1]).show()
+        assert shown
+
+    def test_bfloat16_can_be_saved(self, tmp_path):
+        model = small_vit().to(torch.bfloat16)
+        hilrp.explain(model, torch.randn(1, 3, 32, 32, dtype=torch.bfloat16)).save(tmp_path / "b")
+
+    def test_ledger_table(self, swin, x):
+        text = hilrp.explain(swin, x).ledger.table(1)
+        assert text.splitlines()[0].startswith("score")
+        assert "pixels" in text
+        assert "not accounted for" in text
+
+    def test_no_image_no_map(self):
+        found = hilrp.explain(nn.Linear(4, 2).eval(), torch.randn(2, 4))
+        with pytest.raises(hilrp.InputError, match="no image"):
+            _ = found.map
+
+
+def test_attribute_follows_captums_contract(swin, x):
+    """captum's Input x Gradient is the epsilon rule on a net of linear layers and relu."""
+    captum = pytest.importorskip("captum.attr")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).double().eval()
+    x = torch.randn(2, 3, 8, 8).double()
+    ours = hilrp.Explainer(net, "epsilon").attribute(x, target=torch.tensor([0, 2]))
+    theirs = captum.InputXGradient(net).attribute(x.clone().requires_grad_(), target=torch.tensor([0, 2]))
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-10, atol=1e-12)

@@ -1,0 +1,266 @@
+"""Bilinear, normalisation and gate rules against explicit formulas in float64, without autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hilrp
+from hilrp.primitives.call import Level
+
+F64 = torch.float64
+
+
+class Apply(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def explain(function, x, rules="epsilon", **options):
+    """Relevance of the sum of a function's values, and the ledger."""
+    options.setdefault("target", lambda out: out.flatten(1).sum(1))
+    return hilrp.explain(Apply(function).eval(), x, rules=rules, stages=None, **options)
+
+
+def test_attention_by_hand():
+    """cp: the relevance of value k is ``v_k sum_i A_ik r_i`` for an output whose gradient is r."""
+    q, k, v, r = (torch.randn(1, 2, 5, 3, dtype=F64) for _ in range(4))
+    weights = torch.softmax(q @ k.transpose(-2, -1) / 3**0.5, -1)
+    expected = v * (weights.transpose(-2, -1) @ r)
+
+    fused = explain(lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v) * r, (q, k, v))
+    written = explain(lambda q, k, v: (q @ k.transpose(-2, -1) / 3**0.5).softmax(-1) @ v * r, (q, k, v))
+    for found in (fused, written):
+        torch.testing.assert_close(found.relevance[2], expected, rtol=1e-12, atol=1e-12)
+        assert not found.relevance[0].any()
+        assert not found.relevance[1].any()
+
+
+def attnlrp_by_hand(q, k, v, r):
+    """Half of R to the values; the other half through the softmax, R_s = s (R_A - A sum R_A), and halves to q and k."""
+    scale = q.shape[-1] ** -0.5
+    logits = scale * q @ k.transpose(-2, -1)
+    weights = torch.softmax(logits, -1)
+    relevance_v = torch.einsum("bhij,bhjd,bhid->bhjd", weights, v, r) / 2
+    relevance_a = torch.einsum("bhij,bhjd,bhid->bhij", weights, v, r) / 2
+    relevance_s = logits * (relevance_a - weights * relevance_a.sum(-1, keepdim=True))
+    per_product = relevance_s / logits * scale / 2
+    relevance_q = torch.einsum("bhij,bhid,bhjd->bhid", per_product, q, k)
+    relevance_k = torch.einsum("bhij,bhid,bhjd->bhjd", per_product, q, k)
+    return relevance_q, relevance_k, relevance_v
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attnlrp_by_hand(fused):
+    q, k, v, r = (torch.randn(1, 2, 5, 3, dtype=F64) for _ in range(4))
+    rules = hilrp.Rules(linear="epsilon", attention="attnlrp")
+
+    def attend(q, k, v):
+        if fused:
+            return nn.functional.scaled_dot_product_attention(q, k, v) * r
+        return (3**-0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v * r
+
+    found = explain(attend, (q, k, v), rules)
+    for ours, by_hand in zip(found.relevance, attnlrp_by_hand(q, k, v, r), strict=True):
+        torch.testing.assert_close(ours, by_hand, rtol=1e-11, atol=1e-11)
+    assert float(found.ledger.residual) < 1e-10
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"scale": 0.3}, {"mask": "bool"}, {"mask": "float"}])
+def test_fused_attention_keeps_its_books_under_attnlrp(options):
+    q, k, v = (torch.randn(2, 2, 5, 4, dtype=F64) for _ in range(3))
+    options = dict(options)
+    kind = options.pop("mask", None)
+    if kind is not None:
+        mask = torch.rand(5, 5, dtype=F64) > 0.3
+        mask |= torch.eye(5, dtype=torch.bool)
+        options["attn_mask"] = mask if kind == "bool" else torch.randn(5, 5, dtype=F64)
+    rules = hilrp.Rules(attention="attnlrp")
+    found = explain(lambda *a: nn.functional.scaled_dot_product_attention(*a, **options), (q, k, v), rules)
+    assert float(found.ledger.residual.max()) < 1e-10
+
+
+def test_uniform_gives_half_to_each_factor():
+    u, v = torch.randn(2, 3, 4, dtype=F64), torch.randn(2, 4, 5, dtype=F64)
+    found = explain(lambda u, v: u @ v, (u, v), hilrp.Rules(attention="uniform"))
+    y = (u @ v).flatten(1).sum(1)
+    for relevance in found.relevance:
+        torch.testing.assert_close(relevance.flatten(1).sum(1), y / 2, rtol=1e-12, atol=1e-12)
+
+
+def test_uniform_leaves_the_gates_half_with_it():
+    q, k, v = (torch.randn(1, 1, 4, 3, dtype=F64) for _ in range(3))
+    found = explain(nn.functional.scaled_dot_product_attention, (q, k, v), hilrp.Rules(attention="uniform"), target=lambda out: out.sum().reshape(1))
+    torch.testing.assert_close(found.ledger.entries["gate"], found.score / 2)
+
+
+@pytest.mark.parametrize("dims", [(4,), (3, 4)])
+def test_layer_norm_by_hand(dims):
+    """``R_j = x_j (r_j - mean r)`` with ``r = w g / s``: the divisor fixed, the mean kept."""
+    x, g = torch.randn(2, 3, 4, dtype=F64), torch.randn(2, 3, 4, dtype=F64)
+    norm = nn.LayerNorm(dims).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    axes = tuple(range(-len(dims), 0))
+    std = (x.var(axes, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    r = norm.weight * g / std
+    expected = x * (r - r.mean(axes, keepdim=True))
+    found = explain(lambda t: norm(t) * g, x)
+    torch.testing.assert_close(found.relevance, expected.detach(), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found.ledger.entries["norm shift"], (norm.bias * g).flatten(1).sum(1).detach())
+
+
+HAND_WRITTEN = {
+    "layer norm": lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt(),
+    "layer norm, rsqrt": lambda x: (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, unbiased=False) + 1e-5).rsqrt(),
+    "layer norm, var_mean": lambda x: _by_var_mean(x),
+    "layer norm, squares": lambda x: _by_squares(x),
+}
+
+
+def _by_var_mean(x):
+    var, mean = torch.var_mean(x, -1, unbiased=False, keepdim=True)
+    return (x - mean) * (var + 1e-5) ** -0.5
+
+
+def _by_squares(x):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+@pytest.mark.parametrize("form", HAND_WRITTEN)
+def test_hand_written_norms_need_no_rule_of_their_own(form):
+    x, g = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64)
+    torchs = explain(lambda t: nn.functional.layer_norm(t, (8,)) * g, x)
+    written = explain(lambda t: HAND_WRITTEN[form](t) * g, x)
+    torch.testing.assert_close(written.relevance, torchs.relevance, rtol=1e-10, atol=1e-10)
+
+
+def test_rms_norm_with_and_without_torchs_own():
+    x, g = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64)
+    torchs = explain(lambda t: nn.functional.rms_norm(t, (8,), eps=1e-6) * g, x)
+    written = explain(lambda t: t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6) * g, x)
+    torch.testing.assert_close(torchs.relevance, torchs.output.detach() * 1.0, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(written.relevance, torchs.relevance, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 6), nn.GroupNorm(1, 6), nn.InstanceNorm2d(6, affine=True), nn.BatchNorm2d(6)])
+def test_channel_norms_conserve(norm):
+    norm = norm.double()
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    if isinstance(norm, nn.BatchNorm2d):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    x, g = torch.randn(2, 6, 4, 4, dtype=F64), torch.randn(2, 6, 4, 4, dtype=F64)
+    model = nn.Sequential(norm, Apply(lambda t: t * g)).eval()
+    found = hilrp.explain(model, x, lambda out: out.flatten(1).sum(1), stages=None, itemised=True)
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert float(found.ledger.leak.max()) < 1e-10
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-20, 20), min_size=4, max_size=4))
+@pytest.mark.parametrize(
+    "function",
+    [nn.functional.gelu, nn.functional.silu, nn.functional.hardswish, nn.functional.mish, nn.functional.elu, nn.functional.relu6]
+    + [torch.sigmoid, torch.tanh, nn.functional.softplus, nn.functional.hardsigmoid, torch.exp, torch.cos, nn.functional.leaky_relu]
+    + [lambda x: x.clamp(0.5, 2), lambda x: x**2, lambda x: torch.maximum(x, torch.tensor(0.7, dtype=F64))],
+    ids=lambda f: getattr(f, "__name__", "f"),
+)
+def test_elementwise_rule(function, values):
+    """All relevance of ``f(a) - f(0)`` goes to a; the constant f(0) keeps its own."""
+    x = torch.tensor([values], dtype=F64)
+    g = torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=F64)
+    at_zero = function(torch.zeros(1, dtype=F64))
+    found = explain(lambda t: function(t) * g, x, audit="off")
+    torch.testing.assert_close(found.relevance, (function(x) - at_zero) * g, rtol=1e-12, atol=1e-12)
+    kept = sum(found.ledger.entries.values(), torch.zeros(1, dtype=F64))
+    torch.testing.assert_close(kept, (at_zero * g).sum(1), rtol=1e-12, atol=1e-12)
+
+
+GATES = {
+    "squeeze-excite after relu": lambda x, s: x.relu() * nn.functional.hardsigmoid(s),
+    "sigmoid gate": lambda x, s: x * s.sigmoid(),
+    "gate first": lambda x, s: s.tanh() * x,
+    "glu": lambda x, s: nn.functional.glu(torch.cat([x, s], -1)),
+    "softmax": lambda x, s: x * s.softmax(-1),
+    "hand-written softmax": lambda x, s: s.exp() / s.exp().sum(-1, keepdim=True) * x,
+    "reciprocal": lambda x, s: x * (1 / (s.abs() + 1)),
+    "division": lambda x, s: x / (s.abs() + 1),
+    "kernel features": lambda x, s: (s.relu() + 1e-3) * x,
+    "talking heads": lambda x, s: nn.functional.linear(s.softmax(-1), torch.eye(4, dtype=F64)) * x,
+    "addcmul": lambda x, s: torch.addcmul(torch.zeros(4, dtype=F64), x, s.sigmoid()),
+    "global response norm": lambda x, s: x * (s.norm(dim=-1, keepdim=True) / (s.norm(dim=-1, keepdim=True).mean(1, keepdim=True) + 1e-6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", GATES)
+def test_a_gate_gets_nothing(form):
+    """In a product all relevance goes through the signal, whatever form the gate has."""
+    x, s = torch.randn(2, 3, 4, dtype=F64), torch.randn(2, 3, 4, dtype=F64)
+    found = explain(GATES[form], (x, s))
+    torch.testing.assert_close(found.relevance[0], found.output, rtol=1e-11, atol=1e-11)
+    assert not found.relevance[1].any()
+    assert not found.notes
+
+
+def test_factors_of_equal_level_share_evenly_and_it_is_noted():
+    x, s = torch.randn(2, 4, dtype=F64), torch.randn(2, 4, dtype=F64)
+    found = explain(lambda x, s: nn.functional.silu(x) * s, (x, s))
+    for relevance in found.relevance:
+        torch.testing.assert_close(relevance, found.output / 2, rtol=1e-12, atol=1e-12)
+    assert found.notes == {"even split of mul in (model)": 1}
+
+
+def test_levels_are_ordered():
+    assert Level.SIGNAL < Level.FEATURE < Level.GATE < Level.ATTENTION
+
+
+def test_linear_attention_with_its_denominator():
+    """EfficientViT's attention: relu features are gates, the denominator is fixed, the values carry all."""
+    q, k, v = (torch.randn(1, 2, 6, 4, dtype=F64) for _ in range(3))
+
+    def attend(q, k, v):
+        q, k = q.relu(), k.relu()
+        v = nn.functional.pad(v, (0, 1), value=1.0)
+        out = q @ (k.transpose(-2, -1) @ v)
+        return out[..., :-1] / (out[..., -1:] + 1e-9)
+
+    found = explain(attend, (q, k, v), target=lambda out: out.sum().reshape(1))
+    weights = q.relu() @ k.relu().transpose(-2, -1)
+    weights = weights / (weights.sum(-1, keepdim=True) + 1e-9)
+    expected = v * weights.sum(-2).unsqueeze(-1)
+    torch.testing.assert_close(found.relevance[2], expected, rtol=1e-10, atol=1e-10)
+    assert not found.relevance[0].any()
+
+
+def test_cosine_to_a_fixed_vector_conserves():
+    """The norms of a cosine are held fixed, so that the cosine isn't scale-invariant for relevance."""
+    x, text = torch.randn(2, 8, dtype=F64), torch.randn(8, dtype=F64)
+    for form in (
+        lambda t: nn.functional.cosine_similarity(t, text.expand_as(t)),
+        lambda t: nn.functional.normalize(t, dim=1) @ nn.functional.normalize(text, dim=0),
+        lambda t: (t / t.norm(dim=1, keepdim=True)) @ (text / text.norm()),
+    ):
+        found = explain(form, x, target=lambda out: out)
+        torch.testing.assert_close(found.relevance.sum(1), found.score, rtol=1e-10, atol=1e-10)
+
+
+def test_lstm_conserves():
+    lstm = nn.LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True).double()
+    head = nn.Linear(8, 3).double()
+    model = Apply(lambda x: head(lstm(x)[0].mean(1))).eval()
+    found = hilrp.explain(model, torch.randn(2, 6, 5, dtype=F64), 1, itemised=True)
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert float(found.ledger.leak.max()) < 1e-10
+    assert float(found.relevance.abs().sum()) > 0
