@@ -66,13 +66,21 @@ def test_clip_image_tower_of_open_clip(dtype):
 def test_clip_image_tower_of_transformers(attention):
     transformers = pytest.importorskip("transformers")
     config = transformers.CLIPVisionConfig(
-        hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=3, image_size=64, patch_size=16, projection_dim=24
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        image_size=64,
+        patch_size=16,
+        projection_dim=24,
     )
     config._attn_implementation = attention
     model = randomised(transformers.CLIPVisionModelWithProjection(config)).double()
     caption = torch.randn(24, dtype=torch.float64)
     x = {"pixel_values": torch.randn(2, 3, 64, 64, dtype=torch.float64)}
-    assert_sound(model, x, torch.float64, lambda out: nn.functional.cosine_similarity(out.image_embeds, caption.expand(2, -1)))
+    assert_sound(
+        model, x, torch.float64, lambda out: nn.functional.cosine_similarity(out.image_embeds, caption.expand(2, -1))
+    )
 
 
 TORCHVISION = {
@@ -104,7 +112,11 @@ def transformers_models():
     small = {"num_labels": 5, "image_size": 64}
     swin = transformers.SwinConfig(embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4, patch_size=4, **small)
     pvt = transformers.PvtV2Config(
-        image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 40, 64], num_attention_heads=[1, 2, 5, 8], num_labels=5
+        image_size=64,
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[16, 32, 40, 64],
+        num_attention_heads=[1, 2, 5, 8],
+        num_labels=5,
     )
     dino = transformers.Dinov2Config(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=16, **small)
     convnext = transformers.ConvNextV2Config(depths=[1, 1, 2, 1], hidden_sizes=[16, 32, 48, 64], num_labels=5)

@@ -58,7 +58,7 @@ class FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        x, std = ctx.saved_tensors
+        _, std = ctx.saved_tensors
         return g / std
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_rules_by_hand import Apply
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,13 +12,16 @@ from hilrp.engine import Engine
 from hilrp.layout import Layout
 from hilrp.ledger import Books
 from hilrp.rules import Rules
+from test_rules_by_hand import Apply
 
 
 def check(function, x, target=None, **options):
     """Explains a function and asserts what must always hold: the exact value and closed books."""
     model = Apply(function).eval()
     plain = model(x.clone() if isinstance(x, torch.Tensor) else tuple(t.clone() for t in x))
-    found = hilrp.explain(model, x, target or (lambda out: out.flatten(1).sum(1)), stages=None, itemised=True, **options)
+    found = hilrp.explain(
+        model, x, target or (lambda out: out.flatten(1).sum(1)), stages=None, itemised=True, **options
+    )
     assert torch.equal(found.output, plain)
     assert float(found.ledger.residual.max()) < 1e-10
     assert float(found.ledger.leak.max()) < 1e-10
@@ -280,7 +282,9 @@ class TestReference:
     """A recorded pass can be replayed in order, each rule being given the reference values of its operands."""
 
     def model(self):
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 5)).eval()
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 5)
+        ).eval()
 
     def record(self, model, x):
         engine = Engine(model, Rules(), Books(len(x)), on_problem=_raise, record=True)

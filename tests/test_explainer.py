@@ -11,14 +11,21 @@ import numpy as np
 import pytest
 import timm
 import torch
-from test_architectures import randomised
 from torch import nn
 
 import hilrp
+from test_architectures import randomised
 
 
 def small_swin(**options):
-    options = {"img_size": 64, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5} | options
+    options = {
+        "img_size": 64,
+        "window_size": 4,
+        "embed_dim": 24,
+        "depths": (2, 2),
+        "num_heads": (2, 4),
+        "num_classes": 5,
+    } | options
     return randomised(timm.models.swin_transformer.SwinTransformer(**options))
 
 
@@ -45,7 +52,12 @@ class TestTargets:
 
     def test_forms_of_a_class(self, swin, x):
         expected = hilrp.explain(swin, x, [2, 0, 2]).relevance
-        for target in ((2, 0, 2), torch.tensor([2, 0, 2]), np.array([2, 0, 2]), lambda out: out[torch.arange(3), [2, 0, 2]]):
+        for target in (
+            (2, 0, 2),
+            torch.tensor([2, 0, 2]),
+            np.array([2, 0, 2]),
+            lambda out: out[torch.arange(3), [2, 0, 2]],
+        ):
             torch.testing.assert_close(hilrp.explain(swin, x, target).relevance, expected)
         assert torch.equal(hilrp.explain(swin, x, 2).relevance[0], expected[0]) or torch.allclose(
             hilrp.explain(swin, x, 2).relevance[0], expected[0]
@@ -222,7 +234,9 @@ class TestNothingIsLeftBehind:
     def state(self, model):
         from torch.nn.modules import module as registry
 
-        hooks = [len(getattr(registry, name)) for name in dir(registry) if name.startswith("_global") and "hooks" in name]
+        hooks = [
+            len(getattr(registry, name)) for name in dir(registry) if name.startswith("_global") and "hooks" in name
+        ]
         own = [
             len(getattr(m, name))
             for m in model.modules()
@@ -233,7 +247,17 @@ class TestNothingIsLeftBehind:
         classes = [type(m).forward for m in model.modules()]
         attributes = [sorted(vars(m)) for m in model.modules()]
         grads = [p.grad is None for p in model.parameters()]
-        return hooks, own, flags, ids, classes, attributes, grads, torch.is_grad_enabled(), len(torch.overrides._get_current_function_mode_stack())
+        return (
+            hooks,
+            own,
+            flags,
+            ids,
+            classes,
+            attributes,
+            grads,
+            torch.is_grad_enabled(),
+            len(torch.overrides._get_current_function_mode_stack()),
+        )
 
     def check(self, model, act):
         mixed = list(model.parameters())[::2]
@@ -288,7 +312,9 @@ class TestStages:
         assert [m.shape for m in found.stages.values()] == [(3, 16, 16), (3, 8, 8)]
         assert list(found.trace) == ["input", "layers.0", "layers.1"]
         for name, stage in found.stages.items():
-            torch.testing.assert_close(stage.double().sum((1, 2)) / found.ledger.score, found.trace[name], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                stage.double().sum((1, 2)) / found.ledger.score, found.trace[name], rtol=1e-4, atol=1e-5
+            )
 
     def test_class_tokens_are_not_part_of_the_map(self):
         found = hilrp.explain(small_vit(reg_tokens=4), torch.randn(2, 3, 32, 32))
@@ -302,7 +328,9 @@ class TestStages:
     def test_of_torchvision_and_transformers(self):
         models = pytest.importorskip("torchvision.models")
         found = hilrp.explain(randomised(models.get_model("swin_t", weights=None)), torch.randn(1, 3, 64, 64))
-        assert [tuple(m.shape[1:]) for m in found.stages.values()] == [(16, 16)] * 2 + [(8, 8)] * 2 + [(4, 4)] * 2 + [(2, 2)] * 2
+        assert [tuple(m.shape[1:]) for m in found.stages.values()] == [(16, 16)] * 2 + [(8, 8)] * 2 + [(4, 4)] * 2 + [
+            (2, 2)
+        ] * 2
         resnet = hilrp.explain(randomised(models.resnet18(weights=None)), torch.randn(1, 3, 64, 64))
         assert [*resnet.stages][-4:] == ["layer1", "layer2", "layer3", "layer4"]
         from test_architectures import transformers_models
@@ -330,7 +358,9 @@ class TestExplanation:
         assert arrays["stage/layers.1"].shape == (3, 8, 8)
         facts = json.loads(files[1].read_text())
         np.testing.assert_allclose(facts["score"], found.score.numpy(), rtol=1e-6)
-        np.testing.assert_allclose(np.add(facts["pixels"], sum(np.array(v) for v in facts["entries"].values())), facts["score"], rtol=1e-4)
+        np.testing.assert_allclose(
+            np.add(facts["pixels"], sum(np.array(v) for v in facts["entries"].values())), facts["score"], rtol=1e-4
+        )
         assert files[2].read_bytes().startswith(b"\x89PNG")
 
     def test_a_failed_save_leaves_nothing_half_written(self, swin, x, tmp_path):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import textbook
 import torch
 import zennit.rules
 from torch import nn
 
 import hilrp
+import textbook
 
 LAYERS = {
     "linear": (lambda: nn.Linear(7, 5), (7,)),
@@ -104,7 +104,9 @@ def test_whole_convolutional_net_agrees_with_zennit():
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     found = hilrp.explain(model, x, target=[3, 7], rules=hilrp.Rules(gamma=0.25))
 
-    handles = [zennit.rules.Gamma(0.25, stabilizer=1e-30).register(m) for m in model if isinstance(m, (nn.Conv2d, nn.Linear))]
+    handles = [
+        zennit.rules.Gamma(0.25, stabilizer=1e-30).register(m) for m in model if isinstance(m, (nn.Conv2d, nn.Linear))
+    ]
     handles += [zennit.rules.Pass().register(m) for m in model if isinstance(m, nn.ReLU)]
     leaf = x.clone().requires_grad_()
     try:

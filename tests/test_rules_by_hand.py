@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 import hilrp
 from hilrp.primitives.call import Level
@@ -37,7 +38,7 @@ def test_attention_by_hand():
     weights = torch.softmax(q @ k.transpose(-2, -1) / 3**0.5, -1)
     expected = v * (weights.transpose(-2, -1) @ r)
 
-    fused = explain(lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v) * r, (q, k, v))
+    fused = explain(lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * r, (q, k, v))
     written = explain(lambda q, k, v: (q @ k.transpose(-2, -1) / 3**0.5).softmax(-1) @ v * r, (q, k, v))
     for found in (fused, written):
         torch.testing.assert_close(found.relevance[2], expected, rtol=1e-12, atol=1e-12)
@@ -66,7 +67,7 @@ def test_attnlrp_by_hand(fused):
 
     def attend(q, k, v):
         if fused:
-            return nn.functional.scaled_dot_product_attention(q, k, v) * r
+            return F.scaled_dot_product_attention(q, k, v) * r
         return (3**-0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v * r
 
     found = explain(attend, (q, k, v), rules)
@@ -85,7 +86,7 @@ def test_fused_attention_keeps_its_books_under_attnlrp(options):
         mask |= torch.eye(5, dtype=torch.bool)
         options["attn_mask"] = mask if kind == "bool" else torch.randn(5, 5, dtype=F64)
     rules = hilrp.Rules(attention="attnlrp")
-    found = explain(lambda *a: nn.functional.scaled_dot_product_attention(*a, **options), (q, k, v), rules)
+    found = explain(lambda *a: F.scaled_dot_product_attention(*a, **options), (q, k, v), rules)
     assert float(found.ledger.residual.max()) < 1e-10
 
 
@@ -99,7 +100,12 @@ def test_uniform_gives_half_to_each_factor():
 
 def test_uniform_leaves_the_gates_half_with_it():
     q, k, v = (torch.randn(1, 1, 4, 3, dtype=F64) for _ in range(3))
-    found = explain(nn.functional.scaled_dot_product_attention, (q, k, v), hilrp.Rules(attention="uniform"), target=lambda out: out.sum().reshape(1))
+    found = explain(
+        F.scaled_dot_product_attention,
+        (q, k, v),
+        hilrp.Rules(attention="uniform"),
+        target=lambda out: out.sum().reshape(1),
+    )
     torch.testing.assert_close(found.ledger.entries["gate"], found.score / 2)
 
 
@@ -121,7 +127,9 @@ def test_layer_norm_by_hand(dims):
 
 HAND_WRITTEN = {
     "layer norm": lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt(),
-    "layer norm, rsqrt": lambda x: (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, unbiased=False) + 1e-5).rsqrt(),
+    "layer norm, rsqrt": lambda x: (
+        (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, unbiased=False) + 1e-5).rsqrt()
+    ),
     "layer norm, var_mean": lambda x: _by_var_mean(x),
     "layer norm, squares": lambda x: _by_squares(x),
 }
@@ -140,20 +148,22 @@ def _by_squares(x):
 @pytest.mark.parametrize("form", HAND_WRITTEN)
 def test_hand_written_norms_need_no_rule_of_their_own(form):
     x, g = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64)
-    torchs = explain(lambda t: nn.functional.layer_norm(t, (8,)) * g, x)
+    torchs = explain(lambda t: F.layer_norm(t, (8,)) * g, x)
     written = explain(lambda t: HAND_WRITTEN[form](t) * g, x)
     torch.testing.assert_close(written.relevance, torchs.relevance, rtol=1e-10, atol=1e-10)
 
 
 def test_rms_norm_with_and_without_torchs_own():
     x, g = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64)
-    torchs = explain(lambda t: nn.functional.rms_norm(t, (8,), eps=1e-6) * g, x)
+    torchs = explain(lambda t: F.rms_norm(t, (8,), eps=1e-6) * g, x)
     written = explain(lambda t: t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6) * g, x)
     torch.testing.assert_close(torchs.relevance, torchs.output.detach() * 1.0, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(written.relevance, torchs.relevance, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 6), nn.GroupNorm(1, 6), nn.InstanceNorm2d(6, affine=True), nn.BatchNorm2d(6)])
+@pytest.mark.parametrize(
+    "norm", [nn.GroupNorm(2, 6), nn.GroupNorm(1, 6), nn.InstanceNorm2d(6, affine=True), nn.BatchNorm2d(6)]
+)
 def test_channel_norms_conserve(norm):
     norm = norm.double()
     for parameter in norm.parameters():
@@ -168,15 +178,15 @@ def test_channel_norms_conserve(norm):
     assert float(found.ledger.leak.max()) < 1e-10
 
 
+ELEMENTWISE = [
+    F.gelu, F.silu, F.hardswish, F.mish, F.elu, F.relu6, F.leaky_relu, F.softplus, F.hardsigmoid, torch.sigmoid, torch.tanh,
+    torch.exp, torch.cos, torch.square, lambda x: x.clamp(0.5, 2), lambda x: x**3, lambda x: torch.maximum(x, x.new_tensor(0.7)),
+]  # fmt: skip
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-20, 20), min_size=4, max_size=4))
-@pytest.mark.parametrize(
-    "function",
-    [nn.functional.gelu, nn.functional.silu, nn.functional.hardswish, nn.functional.mish, nn.functional.elu, nn.functional.relu6]
-    + [torch.sigmoid, torch.tanh, nn.functional.softplus, nn.functional.hardsigmoid, torch.exp, torch.cos, nn.functional.leaky_relu]
-    + [lambda x: x.clamp(0.5, 2), lambda x: x**2, lambda x: torch.maximum(x, torch.tensor(0.7, dtype=F64))],
-    ids=lambda f: getattr(f, "__name__", "f"),
-)
+@pytest.mark.parametrize("function", ELEMENTWISE, ids=lambda f: getattr(f, "__name__", "f"))
 def test_elementwise_rule(function, values):
     """All relevance of ``f(a) - f(0)`` goes to a; the constant f(0) keeps its own."""
     x = torch.tensor([values], dtype=F64)
@@ -189,16 +199,16 @@ def test_elementwise_rule(function, values):
 
 
 GATES = {
-    "squeeze-excite after relu": lambda x, s: x.relu() * nn.functional.hardsigmoid(s),
+    "squeeze-excite after relu": lambda x, s: x.relu() * F.hardsigmoid(s),
     "sigmoid gate": lambda x, s: x * s.sigmoid(),
     "gate first": lambda x, s: s.tanh() * x,
-    "glu": lambda x, s: nn.functional.glu(torch.cat([x, s], -1)),
+    "glu": lambda x, s: F.glu(torch.cat([x, s], -1)),
     "softmax": lambda x, s: x * s.softmax(-1),
     "hand-written softmax": lambda x, s: s.exp() / s.exp().sum(-1, keepdim=True) * x,
     "reciprocal": lambda x, s: x * (1 / (s.abs() + 1)),
     "division": lambda x, s: x / (s.abs() + 1),
     "kernel features": lambda x, s: (s.relu() + 1e-3) * x,
-    "talking heads": lambda x, s: nn.functional.linear(s.softmax(-1), torch.eye(4, dtype=F64)) * x,
+    "talking heads": lambda x, s: F.linear(s.softmax(-1), torch.eye(4, dtype=F64)) * x,
     "addcmul": lambda x, s: torch.addcmul(torch.zeros(4, dtype=F64), x, s.sigmoid()),
     "global response norm": lambda x, s: x * (s.norm(dim=-1, keepdim=True) / (s.norm(dim=-1, keepdim=True).mean(1, keepdim=True) + 1e-6)),
 }  # fmt: skip
@@ -216,7 +226,7 @@ def test_a_gate_gets_nothing(form):
 
 def test_factors_of_equal_level_share_evenly_and_it_is_noted():
     x, s = torch.randn(2, 4, dtype=F64), torch.randn(2, 4, dtype=F64)
-    found = explain(lambda x, s: nn.functional.silu(x) * s, (x, s))
+    found = explain(lambda x, s: F.silu(x) * s, (x, s))
     for relevance in found.relevance:
         torch.testing.assert_close(relevance, found.output / 2, rtol=1e-12, atol=1e-12)
     assert found.notes == {"even split of mul in (model)": 1}
@@ -232,7 +242,7 @@ def test_linear_attention_with_its_denominator():
 
     def attend(q, k, v):
         q, k = q.relu(), k.relu()
-        v = nn.functional.pad(v, (0, 1), value=1.0)
+        v = F.pad(v, (0, 1), value=1.0)
         out = q @ (k.transpose(-2, -1) @ v)
         return out[..., :-1] / (out[..., -1:] + 1e-9)
 
@@ -248,8 +258,8 @@ def test_cosine_to_a_fixed_vector_conserves():
     """The norms of a cosine are held fixed, so that the cosine isn't scale-invariant for relevance."""
     x, text = torch.randn(2, 8, dtype=F64), torch.randn(8, dtype=F64)
     for form in (
-        lambda t: nn.functional.cosine_similarity(t, text.expand_as(t)),
-        lambda t: nn.functional.normalize(t, dim=1) @ nn.functional.normalize(text, dim=0),
+        lambda t: F.cosine_similarity(t, text.expand_as(t)),
+        lambda t: F.normalize(t, dim=1) @ F.normalize(text, dim=0),
         lambda t: (t / t.norm(dim=1, keepdim=True)) @ (text / text.norm()),
     ):
         found = explain(form, x, target=lambda out: out)

@@ -89,7 +89,7 @@ def audit(model: nn.Module, x: Any, target: Target | Contrast = None, rules: str
         residual=float(found.ledger.residual.max()),
         leak=float(found.ledger.leak.max()),
         share=found.ledger.share.tolist(),
-        tolerance=tolerance(explainer.dtypes),
+        tolerance=tolerance(explainer.dtypes, found.score.device),
     )
 
 
@@ -137,7 +137,7 @@ def forward_difference(model: nn.Module, x: Any, output: Any) -> float:
                 )
             )
         )
-    explained = list(tensors(output))
+    explained = tensors(output)
     return min(
         max((_difference(a, b) for a, b in zip(each, explained, strict=True)), default=0.0) for each in candidates
     )

@@ -28,7 +28,7 @@ from hilrp.ledger import Books, Site
 from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
-from hilrp.primitives.functions import carry
+from hilrp.primitives.functions import linearised
 from hilrp.registry import MODULES, row_of
 from hilrp.rules import Rules
 from hilrp.table import QUERIES, Primitive, Row, is_python_source, operation_name
@@ -188,7 +188,7 @@ class Engine(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        operands = list(tensors((args, kwargs)))
+        operands = tensors((args, kwargs))
         if not operands:
             return func(*args, **kwargs)
         if self._opaque is not None:
@@ -203,7 +203,7 @@ class Engine(TorchFunctionMode):
         if self._aliases:
             args, kwargs = map_tensors(self.current, (args, kwargs))
             operands = None
-        operands = list(tensors((args, kwargs))) if operands is None else operands
+        operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
         if name in QUERIES:
             return func(*args, **kwargs)
@@ -290,7 +290,7 @@ class Engine(TorchFunctionMode):
         if name in ("linear", "matmul") and _folds(varying, tensors((args, kwargs))):
             with torch.no_grad():
                 exact = func(*args, **kwargs)
-            out = carry(exact, out)
+            out = linearised(out, exact)
         self._count(row, name, varying)
         if row is not None and row.rule in (bilinear.mix, bilinear.multiply):
             self._note_even_split(out, name, varying)
@@ -336,7 +336,7 @@ class Engine(TorchFunctionMode):
                     self.books.measure(s, -1, site, self._layout(s))
         carried = {}
         for v, s in pairs:
-            carried[id(v)] = out = carry(v, s)
+            carried[id(v)] = out = linearised(s, v)
             self.track(out, self.level(s), self._layout(s))
         return map_tensors(lambda t: carried[id(t)], value)
 
@@ -419,7 +419,7 @@ class Engine(TorchFunctionMode):
             return value if all(a is b for a, b in zip(tensors(inputs), operands, strict=False)) else forward(*inputs)
 
         once.__name__ = forward.__name__
-        operands = list(tensors(args))
+        operands = tensors(args)
         return self._run_rule(once, type(module).__name__, args, {}, bound, varying)
 
     # Reference passes -----------------------------------------------------------------------------------------------

@@ -26,7 +26,11 @@ from hilrp.tree import map_tensors, tensors
 Audit = Literal["strict", "warn", "off"]
 
 #: How far the books may be from closing, relative to the score, by the precision of the pass.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+#: The same for float32 on devices where torch multiplies in TF32, which has the mantissa of float16.
+TF32_TOLERANCE = 5e-3
+#: Gradients of single pixels underflow in float16; the backward pass is started with this instead of one.
+FLOAT16_SEED = 4096.0
 
 
 def explain(
@@ -148,7 +152,7 @@ class Explainer:
             def read(g: Tensor | None) -> None:
                 if g is None:
                     return
-                relevance = value * g
+                relevance = value * (g / books.seed)
                 sums[path] = relevance.flatten(1).sum(1).double()
                 found = to_map(relevance, image) if image is not None else None
                 if found is not None:
@@ -168,8 +172,10 @@ class Explainer:
                 score = engine.current(score)
             self._check_score(engine, score)
             wanted = [t for t in tensors(leaves) if t.requires_grad]
-            gradients = torch.autograd.grad(score.sum(), wanted, allow_unused=True)
-        given = {id(t): g for t, g in zip(wanted, gradients, strict=True) if g is not None}
+            books.seed = FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
+            seeds = torch.full_like(score, books.seed)
+            gradients = torch.autograd.grad(score, wanted, seeds, allow_unused=True)
+        given = {id(t): g / books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
         relevance = map_tensors(lambda t: t.detach() * given[id(t)] if id(t) in given else torch.zeros_like(t), leaves)
         per_input = [
             r.double().flatten(1).sum(1)
@@ -238,7 +244,7 @@ class Explainer:
                     "with zeros does this: load trained weights, or choose another target.)"
                 )
             )
-        elif self.rules.conserving and bool((ledger.residual > tolerance(done.engine.dtypes)).any()):
+        elif self.rules.conserving and bool((ledger.residual > tolerance(done.engine.dtypes, done.score.device)).any()):
             self._problem_with(self._find_leak(x, target, batch, ledger))
 
     def _problem_with(self, error: HilrpError) -> None:
@@ -322,9 +328,11 @@ class _Pass:
     engine: Engine
 
 
-def tolerance(dtypes: Iterable[torch.dtype]) -> float:
+def tolerance(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
     """How far the books may be from closing: that of the coarsest type that the pass computed in."""
-    return max((TOLERANCE.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+    tf32 = device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+    limits = TOLERANCE | ({torch.float32: TF32_TOLERANCE} if tf32 else {})
+    return max((limits.get(dtype, 0.0) for dtype in dtypes), default=0.0)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -104,14 +104,14 @@ def _freeze(tree: Any) -> Any:
 def _trace(func: Callable[..., Any], ndim: int, axis: int, positional: Any, named: Any) -> int | None:
     probe = torch.empty([101 + i for i in range(ndim)], device="meta")
     result = func(*(probe if item == _MARK else item for item in positional), **dict(named))
-    first = next(iter(tensors(result)))
+    first = tensors(result)[0]
     sizes = list(first.shape)
     return sizes.index(101 + axis) if sizes.count(101 + axis) == 1 else None
 
 
 def multiplied(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     """Matmul and kin: leading axes align, rows come from the first factor and columns from the second."""
-    first, second = (*tensors(args),)[:2]
+    first, second = tensors(args)[:2]
     for tensor, layout in placed:
         if layout is None:
             continue
@@ -131,7 +131,7 @@ def summed_by_letters(placed: Placed, out: Tensor, batch: int, args: Any, func: 
     equation, *operands = args[0]
     if not isinstance(equation, str) or "->" not in equation or "." in equation:
         return None
-    operands = list(tensors(operands))
+    operands = tensors(operands)
     inputs, output = equation.replace(" ", "").split("->")
     for letters, operand in zip(inputs.split(","), operands, strict=True):
         for tensor, layout in placed:

@@ -76,6 +76,7 @@ class Books:
         shares: What constants kept, by kind, or by site and kind if itemised.
         flows: For itemised books: relevance in minus relevance out, by site.
         unsplit: Whether an entry could not be told apart by sample.
+        seed: What the backward pass was started with, where not one: float16 needs larger gradients.
     """
 
     batch: int
@@ -83,6 +84,7 @@ class Books:
     shares: dict[tuple[Site | None, str], Tensor] = field(default_factory=dict)
     flows: dict[Site, Tensor] = field(default_factory=dict)
     unsplit: bool = False
+    seed: float = 1.0
 
     def enter(self, output: Tensor, constant: Tensor, kind: str, site: Site, layout: Layout | None) -> None:
         """Books, once the gradient of ``output`` is known, the share that ``constant`` keeps of it."""
@@ -116,7 +118,7 @@ class Books:
         if g is None:  # torch's way of saying that all of it is zero
             return
         try:
-            share = per_sample(constant, g, layout, self.batch)
+            share = per_sample(constant, g, layout, self.batch) / self.seed
         except UnknownLayout:
             self.unsplit = True
             return

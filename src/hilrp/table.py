@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -155,6 +156,7 @@ QUERIES = frozenset(
 )
 
 
+@lru_cache(maxsize=4096)
 def operation_name(func: Callable[..., Any]) -> tuple[str, bool]:
     """The canonical name of a torch function, and whether it works in place.
 
@@ -186,6 +188,7 @@ def operation_name(func: Callable[..., Any]) -> tuple[str, bool]:
 _IN_PLACE = frozenset("iadd isub imul itruediv idiv ipow imatmul iand ior ixor ifloordiv imod".split())
 
 
+@lru_cache(maxsize=4096)
 def is_python_source(func: Any) -> bool:
     """Whether torch implements ``func`` in Python on top of operations that the engine can meet one by one."""
     module = getattr(func, "__module__", None) or ""

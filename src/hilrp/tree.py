@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+#: What a call's arguments mostly are besides tensors and sequences.
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, slice)
 
-def tensors(tree: Any) -> Iterator[torch.Tensor]:
+
+def tensors(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested tuples, lists and mappings, in order."""
+    found: list[torch.Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[torch.Tensor]) -> None:
     if isinstance(tree, torch.Tensor):
-        yield tree
+        found.append(tree)
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            yield from tensors(item)
-    elif isinstance(tree, Mapping):
+            _collect(item, found)
+    elif not isinstance(tree, _PLAIN) and isinstance(tree, Mapping):
         for item in tree.values():
-            yield from tensors(item)
+            _collect(item, found)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """The same structure with ``function`` applied to each tensor."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
+    if isinstance(tree, _PLAIN):
+        return tree
     if isinstance(tree, (tuple, list)):
         items = [map_tensors(function, item) for item in tree]
         if hasattr(tree, "_fields"):

@@ -90,7 +90,7 @@ class Call:
     @property
     def operands(self) -> list[Tensor]:
         """All tensors among the arguments."""
-        return list(tensors((self.args, self.kwargs)))
+        return tensors((self.args, self.kwargs))
 
     @property
     def carriers(self) -> list[Tensor]:

@@ -8,7 +8,6 @@ and kernels are chosen by strides.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,61 +16,54 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 
-class _Scale(Function):
+class _Linearised(Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return y.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g * ctx.factor, None
-
-
-def scale_gradient(y: Tensor, factor: float) -> Tensor:
-    """``y``, with ``factor`` times the gradient."""
-    return _Scale.apply(y, factor) if y.requires_grad and factor != 1 else y
-
-
-class _Carry(Function):
-    @staticmethod
-    def forward(ctx: Any, surrogate: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor | float) -> Tensor:
+        ctx.dtype = x.dtype
+        ctx.number = None if isinstance(slope, Tensor) else slope
+        if isinstance(slope, Tensor):
+            ctx.save_for_backward(slope)
         return value.detach()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g, None
-
-
-def carry(value: Tensor, surrogate: Tensor) -> Tensor:
-    """The exact ``value`` on the backward pass of ``surrogate``, which equals it up to rounding."""
-    return _Carry.apply(surrogate, value) if surrogate.requires_grad else value
-
-
-class _Secant(Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, value: Callable[[], Tensor], origin: Tensor | None) -> Tensor:
-        y = value()
-        rise = y if origin is None else y - origin
-        ctx.save_for_backward(torch.where(a == 0, 0, rise / a))
-        return y
-
-    @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return g * slope, None, None
+        slope = ctx.saved_tensors[0] if ctx.number is None else ctx.number
+        return (g if ctx.number == 1 else g * slope).to(ctx.dtype), None, None
 
 
-def secant(a: Tensor, value: Callable[[], Tensor], origin: Tensor | None = None) -> Tensor:
+def linearised(x: Tensor, value: Tensor, slope: Tensor | float = 1.0) -> Tensor:
+    """``value``, taken for ``slope * x`` plus a constant: ``x`` gets ``slope`` times the gradient.
+
+    ``slope`` broadcasts against ``value``, which has the shape of ``x``.
+    """
+    return _Linearised.apply(x, value, slope) if x.requires_grad else value
+
+
+def scale_gradient(y: Tensor, factor: float) -> Tensor:
+    """``y``, with ``factor`` times the gradient."""
+    return y if factor == 1 else linearised(y, y, factor)
+
+
+def secant(a: Tensor, y: Tensor, origin: Tensor | None = None) -> Tensor:
     """An elementwise ``y = f(a)`` as the straight line from ``(0, f(0))`` to ``(a, f(a))``.
 
     ``y = f(0) + a * ((f(a) - f(0)) / a)`` with the slope held fixed. For ``f(0) = 0`` this is the identity
     rule: all relevance of ``y`` goes to ``a``; otherwise the constant ``f(0)`` keeps its share.
     """
-    return _Secant.apply(a, value, origin)
+    with torch.no_grad():
+        slope = torch.div(y if origin is None else y - origin, a).nan_to_num_(0.0, 0.0, 0.0)
+    return linearised(a, y, slope)
+
+
+def hand_over(y: Tensor, d: Tensor, stabiliser: float) -> Tensor:
+    """``y``, whose relevance is handed to another sum ``d``: ``g_d = g y / (d + sign(d) stabiliser)``.
+
+    The stabiliser keeps ``stabiliser / (|d| + stabiliser)`` of it.
+    """
+    with torch.no_grad():
+        slope = (y / (d + torch.copysign(d.new_full((), stabiliser), d))).nan_to_num_(0.0, 0.0, 0.0)
+    return linearised(d, y, slope)
 
 
 class _Redistribute(Function):
@@ -102,33 +94,12 @@ def redistribute(y: Tensor, m: Tensor, weight: float) -> Tensor:
     return _Redistribute.apply(y, m, weight)
 
 
-class _HandOver(Function):
-    @staticmethod
-    def forward(ctx: Any, d: Tensor, y: Tensor, stabiliser: float) -> Tensor:
-        ctx.save_for_backward((y / (d + torch.copysign(d.new_full((), stabiliser), d))).nan_to_num_(0.0, 0.0, 0.0))
-        return y.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        (ratio,) = ctx.saved_tensors
-        return g * ratio, None, None
-
-
-def hand_over(y: Tensor, d: Tensor, stabiliser: float) -> Tensor:
-    """``y``, whose relevance is handed to another sum ``d``: ``g_d = g y / (d + sign(d) stabiliser)``.
-
-    The stabiliser keeps ``stabiliser / (|d| + stabiliser)`` of it.
-    """
-    return _HandOver.apply(d, y, stabiliser)
-
-
 class _Normalise(Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        value: Callable[[], Tensor],
+        value: Tensor,
         groups: tuple[int, ...],
         scale: Tensor | None,
         centre: bool,
@@ -139,7 +110,7 @@ class _Normalise(Function):
         power = wide.var(-1, unbiased=False, keepdim=True) if centre else wide.square().mean(-1, keepdim=True)
         ctx.save_for_backward((power + eps).rsqrt(), scale)
         ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
-        return value()
+        return value.detach()
 
     @staticmethod
     @once_differentiable
@@ -155,7 +126,7 @@ class _Normalise(Function):
 
 
 def normalise(
-    x: Tensor, value: Callable[[], Tensor], groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
+    x: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
 ) -> Tensor:
     """``(x - mean) / std * scale`` over the last axis of ``x.reshape(groups)``, with the divisor held fixed.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import normalise, scale_gradient, secant
+from hilrp.primitives.functions import linearised, normalise, scale_gradient, secant
 from hilrp.primitives.reindexing import affine
 
 
@@ -34,7 +34,7 @@ def _secant(call: Call, offset: bool) -> Tensor:
     if offset:
         with torch.no_grad():
             origin = call.run(lambda t: t.new_zeros(()) if t is a else t)
-    y = secant(a, call.value, origin)
+    y = secant(a, call.value(), origin)
     if origin is not None:
         call.book(y, origin, "activation at zero")
     return y
@@ -104,7 +104,7 @@ def group_norm(call: Call) -> Tensor:
     weight, bias, eps = call.argument(2, "weight"), call.argument(3, "bias"), call.argument(4, "eps", 1e-5)
     if call.rules.unlisted == "raw":
         return _raw(call)
-    return _norm(call, x, (x.shape[0] * groups, -1), _channels(weight, x), _channels(bias, x), True, eps)
+    return _norm(call, x, (x.shape[0] * groups, -1), *_affine(weight, bias, x), True, eps)
 
 
 def instance_norm(call: Call) -> Tensor:
@@ -114,16 +114,17 @@ def instance_norm(call: Call) -> Tensor:
         return affine(call, "norm shift")
     if call.rules.unlisted == "raw":
         return _raw(call)
-    return _norm(call, x, (x.shape[0] * x.shape[1], -1), _channels(weight, x), _channels(bias, x), True, call.args[7])
+    return _norm(call, x, (x.shape[0] * x.shape[1], -1), *_affine(weight, bias, x), True, call.args[7])
 
 
 def batch_norm(call: Call) -> Tensor:
     """In evaluation an affine map: ``y = w (x - mean) / std + b``."""
     x, weight, bias, mean, var = call.args[:5]
-    y: Tensor = call.run()
     slope = (var + call.args[7]).rsqrt() * (1 if weight is None else weight)
     shift = -mean * slope if bias is None else bias - mean * slope
-    call.book(y, _channels(shift, x), "norm shift")  # type: ignore[arg-type]
+    # Not torch's backward: on the CPU it is wrong for a batch of one in some memory layouts (seen in 2.15).
+    y = linearised(x, call.value(), _channels(slope, x))
+    call.book(y, _channels(shift, x), "norm shift")
     return y
 
 
@@ -133,7 +134,7 @@ def _norm(
     if not x.requires_grad:
         return stop(call)
     scale = None if scale is None else scale.detach()
-    y = normalise(x, call.value, groups, scale, centre, eps)
+    y = normalise(x, call.value(), groups, scale, centre, eps)
     if shift is not None:
         call.book(y, shift.detach(), "norm shift")
     return y
@@ -144,5 +145,9 @@ def _raw(call: Call) -> Tensor:
     return y
 
 
-def _channels(parameter: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if parameter is None else parameter.reshape(-1, *([1] * (x.ndim - 2)))
+def _channels(parameter: Tensor, x: Tensor) -> Tensor:
+    return parameter.reshape(-1, *([1] * (x.ndim - 2)))
+
+
+def _affine(weight: Tensor | None, bias: Tensor | None, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    return None if weight is None else _channels(weight, x), None if bias is None else _channels(bias, x)
