@@ -404,3 +404,31 @@ def test_attribute_follows_captums_contract(swin, x):
     ours = hilrp.Explainer(net, "epsilon").attribute(x, target=torch.tensor([0, 2]))
     theirs = captum.InputXGradient(net).attribute(x.clone().requires_grad_(), target=torch.tensor([0, 2]))
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_no_graph_outlives_an_explanation():
+    """Not even a cycle for the garbage collector: a pass's tensors are gone when the explanation is."""
+    import gc
+    import weakref
+
+    class Ties(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x):
+            y = self.linear(x)
+            y += 1  # an alias
+            return nn.functional.silu(y) * self.linear(y)  # an even split
+
+    model, alive = Ties().eval(), []
+    model.linear.register_forward_hook(lambda module, args, output: alive.append(weakref.ref(output.grad_fn)))
+    gc.collect()
+    gc.disable()
+    try:
+        for itemised in (False, True):
+            hilrp.explain(model, torch.randn(2, 6), 0, itemised=itemised)
+        assert alive
+        assert not any(node() is not None for node in alive)
+    finally:
+        gc.enable()

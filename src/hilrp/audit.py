@@ -123,8 +123,8 @@ def forward_difference(model: nn.Module, x: Any, output: Any) -> float:
     def run(inputs: Any) -> list[Tensor]:
         plain = unwrap(model)
         if isinstance(inputs, dict):
-            return list(tensors(plain(**inputs)))
-        return list(tensors(plain(*inputs) if isinstance(inputs, (tuple, list)) else plain(inputs)))
+            return tensors(plain(**inputs))
+        return tensors(plain(*inputs) if isinstance(inputs, (tuple, list)) else plain(inputs))
 
     with torch.inference_mode(False), torch.no_grad():
         candidates = [run(map_tensors(Tensor.clone, x))]

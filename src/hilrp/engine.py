@@ -87,6 +87,7 @@ class Engine(TorchFunctionMode):
         self._sites: Counter[tuple[str, str]] = Counter()
         self._hooks: list[Any] = []
         self._depth = 0
+        self._input_node: Any = None
 
     # Entering and leaving ---------------------------------------------------------------------------------
 
@@ -144,6 +145,12 @@ class Engine(TorchFunctionMode):
     def module(self) -> nn.Module | None:
         """The innermost running module."""
         return self._stack[-1] if self._stack else None
+
+    def release(self) -> None:
+        """Lets go of the pass's tensors."""
+        for table in (self._info, self._views, self._aliases):
+            table.clear()
+        self._input_node = None
 
     # What is known of a tensor ------------------------------------------------------------------------------
 
@@ -350,10 +357,11 @@ class Engine(TorchFunctionMode):
         """Notes a product whose factors share evenly because neither is more of a gate, if relevance reaches it."""
         levels = [self.level(t) for t in varying if t.requires_grad]
         if self.rules.attention == "cp" and len(levels) > 1 and levels.count(min(levels)) > 1 and out.requires_grad:
-            note = f"even split of {name} in {self.path or '(model)'}"
+            notes, note = self.notes, f"even split of {name} in {self.path or '(model)'}"
 
+            # A hook must not hold the engine: it belongs to the graph, which the engine's tensors hold.
             def count(g: Tensor | None) -> None:
-                self.notes[note] += 1
+                notes[note] += 1
 
             out.register_hook(count)
 
@@ -379,7 +387,8 @@ class Engine(TorchFunctionMode):
     ) -> Layout | None:
         if self.books.batch == 1:
             return None
-        placed = [(t, self._layout(t)) for t in varying]
+        # Those that carry relevance come first: a gate may hold the samples in another order.
+        placed = [(t, self._layout(t)) for t in sorted(varying, key=lambda t: not t.requires_grad)]
         same_shape = [layout for t, layout in placed if t.shape == out.shape and layout is not None]
         if row is None:
             return same_shape[0] if same_shape else None

@@ -187,6 +187,7 @@ class Explainer:
         order = [name for name in self.stages if name in sums]
         trace = {"input": ledger.share} | {name: sums[name] / ledger.score for name in order}
         output = map_tensors(lambda t: engine.current(t).detach(), output)
+        engine.release()
         return _Pass(
             relevance, score, classes, output, {n: maps[n] for n in order if n in maps}, trace, ledger, books, engine
         )

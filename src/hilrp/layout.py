@@ -61,6 +61,12 @@ def kept(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layou
     return None
 
 
+def values_kept(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
+    """Attention: the values carry the relevance."""
+    values = tensors(args)[2]
+    return kept([(t, layout) for t, layout in placed if t is values], out, batch, args, func)
+
+
 def row_major(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     """View and kin: the order of the elements stays."""
     tensor, layout = placed[0]
@@ -180,7 +186,7 @@ def _probe(tensor: Tensor, layout: Layout, out: Tensor, batch: int, args: Any, f
     ids = torch.arange(batch, dtype=torch.int32).reshape(
         [batch if i == layout.axis + 1 else 1 for i in range(len(split))]
     )
-    ids = ids.expand(split).reshape(tensor.shape)
+    ids = torch.empty_like(tensor, dtype=torch.int32, device="cpu").copy_(ids.expand(split).reshape(tensor.shape))
     try:
         positional, named = map_tensors(lambda t: ids if t is tensor else t.cpu(), args)
         numbers = next(n for n in tensors(func(*positional, **named)) if n.shape == out.shape).reshape(-1)

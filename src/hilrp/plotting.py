@@ -59,9 +59,10 @@ def symmetric(values: np.ndarray) -> dict[str, float]:
     return {"vmin": -limit, "vmax": limit}
 
 
-def overlay(axis, picture: np.ndarray, relevance: np.ndarray, smooth: int = 5) -> None:  # type: ignore[no-untyped-def]
-    """The picture in grey, with relevance laid over it: the stronger, the more opaque."""
+def overlay(axis, picture: np.ndarray, relevance: np.ndarray) -> None:  # type: ignore[no-untyped-def]
+    """The picture in grey, with relevance laid over it: the stronger, the more opaque. Lightly smoothed."""
     axis.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
+    smooth = max(1, min(relevance.shape) // 48)
     kernel = np.hanning(2 * smooth + 3)[1:-1]
     kernel /= kernel.sum()
     blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 0, relevance)
@@ -91,19 +92,22 @@ def _title(explanation: Explanation, i: int, classes: list[str] | None) -> str:
 def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
     """A waterfall: score = pixels + what constants kept."""
     ledger = explanation.ledger
-    entries = sorted(((n, float(v[i])) for n, v in ledger.entries.items()), key=lambda item: -abs(item[1]))
+    entries = [(name, float(value[i])) for name, value in ledger.entries.items() if float(value[i]) != 0]
+    entries.sort(key=lambda item: -abs(item[1]))
     parts = [("pixels", float(ledger.pixels[i])), *entries[:5]]
     if len(entries) > 5:
         parts.append(("other", sum(value for _, value in entries[5:])))
     start = 0.0
     for row, (_, value) in enumerate(parts):
         axis.barh(row, value, left=start, color="#b2182b" if value >= 0 else "#2166ac", height=0.7)
-        axis.text(start + value, row, f" {value:.2f}", va="center", fontsize=7, ha="left" if value >= 0 else "right")
+        side = "left" if value >= 0 else "right"
+        axis.text(start + value, row, f" {value:.2f} ", va="center", fontsize=7, ha=side)
         start += value
     axis.barh(len(parts), float(ledger.score[i]), color="#555555", height=0.7)
     axis.set_yticks(range(len(parts) + 1), [name for name, _ in parts] + ["score"], fontsize=7)
     axis.invert_yaxis()
-    axis.margins(x=0.25)
+    axis.use_sticky_edges = False
+    axis.margins(x=0.15)
     axis.tick_params(axis="x", labelsize=7)
     axis.set_title(f"books: residual {float(ledger.residual[i]):.0e}", fontsize=9)
     for side in ("top", "right"):

@@ -85,7 +85,7 @@ def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[
         row = Row(Primitive.LINEAR, Surrogate(rule), kept)
     if is_module:
         return Registration(MODULES, target, row)
-    return Registration(OPERATIONS, operation_name(target)[0], row)
+    return Registration(OPERATIONS, operation_name(target)[0], row)  # type: ignore[arg-type]
 
 
 def row_of(name: str) -> Row | None:

@@ -31,6 +31,7 @@ from hilrp.layout import (
     stacked,
     summed_by_letters,
     traced,
+    values_kept,
 )
 from hilrp.primitives import bilinear, composite, linear, normalisation, reindexing
 from hilrp.primitives.call import Call, Level
@@ -83,7 +84,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(B, bilinear.mix, kept, renews=FEATURE), "addmm baddbmm"),
     (Row(B, bilinear.mix, summed_by_letters, renews=FEATURE), "einsum"),
     (Row(B, bilinear.multiply, aligned), "mul"),
-    (Row(B, bilinear.attention, kept, SIGNAL), "scaled_dot_product_attention"),
+    (Row(B, bilinear.attention, values_kept, SIGNAL), "scaled_dot_product_attention"),
     (Row(B, bilinear.sample, kept), "grid_sampler"),
     (Row(B, bilinear.deformable, kept, renews=GATE), "torchvision::deform_conv2d"),
     # Normalisation, gates, activations ------------------------------------------------------------------------

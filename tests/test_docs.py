@@ -1,0 +1,53 @@
+"""Examples in docstrings and documents run as they stand; the package imports torch and nothing else."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hilrp
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = [m.name for m in pkgutil.walk_packages(hilrp.__path__, "hilrp.")]
+
+
+@pytest.mark.parametrize("name", ["hilrp", *MODULES])
+def test_docstring_examples(name):
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/engine.md"])
+def test_documents_examples(document, tmp_path, monkeypatch):
+    """Every Python block of a document, run in order in one namespace."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    # No model hub in a test: the same architecture with random weights.
+    monkeypatch.setattr("timm.create_model", _without_download(__import__("timm").create_model))
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, document, "exec"), namespace)
+
+
+def _without_download(create):
+    return lambda name, pretrained=False, **options: create(name, **options)
+
+
+def test_import_needs_torch_alone():
+    code = "import sys, hilrp; print(*sorted({'timm', 'matplotlib', 'PIL', 'typer', 'rich', 'safetensors', 'torchvision'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
+
+
+def test_links_of_the_readme_exist():
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link
