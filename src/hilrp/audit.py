@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hilrp.checks import tolerance
 from hilrp.errors import AuditError, HilrpError
-from hilrp.explainer import Explainer, tolerance, unwrap
+from hilrp.explainer import Explainer, unwrap
 from hilrp.rules import Rules
 from hilrp.targets import Contrast, Target
 from hilrp.tree import map_tensors, tensors

@@ -8,23 +8,22 @@ operation, so that not even ``requires_grad`` flags are touched.
 
 from __future__ import annotations
 
-import threading
-import types
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from hilrp import in_place, messages
 from hilrp.errors import AuditError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
+from hilrp.modules import ModuleWatch
+from hilrp.opening import opened
 from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
@@ -32,16 +31,8 @@ from hilrp.primitives.functions import linearised
 from hilrp.registry import MODULES, row_of
 from hilrp.rules import Rules
 from hilrp.table import QUERIES, Primitive, Row, is_python_source, operation_name
+from hilrp.tracking import Tracker
 from hilrp.tree import map_tensors, tensors
-
-
-@dataclass(slots=True)
-class Info:
-    """What the engine knows of a tensor that depends on the input."""
-
-    level: Level
-    carries: bool
-    layout: Layout | None
 
 
 class Engine(TorchFunctionMode):
@@ -78,35 +69,17 @@ class Engine(TorchFunctionMode):
         self.recording: list[Reference] | None = [] if record else None
         self._on_problem, self._on_module = on_problem, on_module
         self._reference = iter(reference) if reference is not None else None
-        self._info: dict[int, tuple[weakref.ref[Tensor], Info]] = {}
-        self._views: dict[int, list[weakref.ref[Tensor]]] = {}
-        self._aliases: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
-        self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
-        self._stack: list[nn.Module] = []
+        self.tracker = Tracker()
+        self._modules = ModuleWatch(model, self._enter_module, self._leave_module)
         self._opaque: tuple[nn.Module, tuple[Any, ...]] | None = None
         self._sites: Counter[tuple[str, str]] = Counter()
-        self._hooks: list[Any] = []
         self._depth = 0
-        self._input_node: Any = None
 
-    # Entering and leaving ---------------------------------------------------------------------------------
+    # Entering and leaving -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Engine:
         if self._depth == 0:
-            thread = threading.get_ident()
-
-            # Global hooks see the modules of every thread; each engine minds its own.
-            def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-                if threading.get_ident() == thread:
-                    self._enter_module(module, args)
-
-            def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-                if threading.get_ident() != thread:
-                    return None
-                with _pop_mode_temporarily():
-                    return self._leave_module(module, output)
-
-            self._hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+            self._modules.open()
         self._depth += 1
         super().__enter__()
         return self
@@ -115,79 +88,30 @@ class Engine(TorchFunctionMode):
         super().__exit__(*exception)
         self._depth -= 1
         if self._depth == 0:
-            for hook in self._hooks:
-                hook.remove()
-
-    def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._stack.append(module)
-        if self._opaque is None and type(module) in MODULES and any(map(self.varies, tensors(args))):
-            self._opaque = (module, args)
-
-    def _leave_module(self, module: nn.Module, output: Any) -> Any:
-        # A model that catches an exception inside leaves modules on the stack that never returned.
-        while self._stack and self._stack[-1] is not module:
-            self._stack.pop()
-        replaced = None
-        if self._opaque is not None and self._opaque[0] is module:
-            output = replaced = self._apply_module_rule(module, self._opaque[1], output)
-        if self._on_module is not None and self._opaque is None:
-            self._on_module(self.path, module, map_tensors(self.current, output) if self._aliases else output)
-        if self._stack:
-            self._stack.pop()
-        return replaced
+            self._modules.close()
 
     @property
     def path(self) -> str:
-        """Path of the innermost running module that the model knows by name."""
-        return next((self._paths[id(m)] for m in reversed(self._stack) if id(m) in self._paths), "")
+        """Path of the running module."""
+        return self._modules.path
 
     @property
     def module(self) -> nn.Module | None:
-        """The innermost running module."""
-        return self._stack[-1] if self._stack else None
+        """The running module."""
+        return self._modules.innermost
 
-    def release(self) -> None:
-        """Lets go of the pass's tensors."""
-        for table in (self._info, self._views, self._aliases):
-            table.clear()
-        self._input_node = None
+    def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._opaque is None and type(module) in MODULES and any(map(self.tracker.varies, tensors(args))):
+            self._opaque = (module, args)
 
-    # What is known of a tensor ------------------------------------------------------------------------------
-
-    def info(self, tensor: Tensor) -> Info | None:
-        """The tensor's entry in the side table, if it depends on the input."""
-        found = self._info.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
-
-    def varies(self, tensor: Tensor) -> bool:
-        """Whether the tensor depends on the input."""
-        return self.info(tensor) is not None
-
-    def level(self, tensor: Tensor) -> Level:
-        """The tensor's gate level."""
-        info = self.info(tensor)
-        return Level.SIGNAL if info is None else info.level
-
-    def current(self, tensor: Tensor) -> Tensor:
-        """The tensor that stands for this one after in-place operations."""
-        while (found := self._aliases.get(id(tensor))) is not None and found[0]() is tensor:
-            tensor = found[1]
-        return tensor
-
-    def track(self, tensor: Tensor, level: Level, layout: Layout | None) -> None:
-        """Enters a tensor that depends on the input."""
-        self._info[id(tensor)] = (weakref.ref(tensor), Info(level, tensor.requires_grad, layout))
-        if tensor._base is not None:
-            self._views.setdefault(id(tensor._base), []).append(weakref.ref(tensor))
-
-    def views(self, root: Tensor) -> Iterable[Tensor]:
-        """The live views of a tensor that the engine has met."""
-        found = (ref() for ref in self._views.get(id(root), ()))
-        return [view for view in found if view is not None and view._base is root]
-
-    def alias(self, old: Tensor, new: Tensor) -> None:
-        """From now on ``new`` stands for ``old``."""
-        self._aliases[id(old)] = (weakref.ref(old), new)
+    def _leave_module(self, module: nn.Module, output: Any) -> Any:
+        with _pop_mode_temporarily():
+            replaced = None
+            if self._opaque is not None and self._opaque[0] is module:
+                output = replaced = self._apply_module_rule(module, self._opaque[1], output)
+            if self._on_module is not None and self._opaque is None:
+                self._on_module(self.path, module, map_tensors(self.tracker.current, output))
+            return replaced
 
     # Calls ----------------------------------------------------------------------------------------------------
 
@@ -199,6 +123,7 @@ class Engine(TorchFunctionMode):
         if not operands:
             return func(*args, **kwargs)
         if self._opaque is not None:
+            args, kwargs = map_tensors(self.tracker.current, (args, kwargs))
             with torch.no_grad():
                 return func(*args, **kwargs)
         return self.apply(func, args, kwargs, operands)
@@ -207,8 +132,8 @@ class Engine(TorchFunctionMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor] | None = None
     ) -> Any:
         """Runs one call under its rule."""
-        if self._aliases:
-            args, kwargs = map_tensors(self.current, (args, kwargs))
+        if self.tracker.has_aliases:
+            args, kwargs = map_tensors(self.tracker.current, (args, kwargs))
             operands = None
         operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
@@ -225,42 +150,23 @@ class Engine(TorchFunctionMode):
         row = row_of(name)
         if is_python_source(func) and (row is None or func.__module__ == "torch.nn.functional"):
             with self:
-                return _opened(func)(*args, **kwargs)
+                return opened(func)(*args, **kwargs)
         if self.recording is not None or not torch.is_grad_enabled():
             return self._run_without_graph(func, name, args, kwargs, row, varying)
         return self._run_rule(func, name, args, kwargs, row, varying)
 
     def _checked(self, tensor: Tensor, name: str) -> bool:
         """Whether the tensor varies; finds those that came out of an operation the engine never saw."""
-        info = self.info(tensor)
+        info = self.tracker.info(tensor)
         if info is not None and info.carries == tensor.requires_grad:
             return True
         if not tensor.requires_grad:
             return info is not None
-        if tensor.is_leaf or not self._reaches_input(tensor):
+        if tensor.is_leaf or not self.tracker.reaches_input(tensor):
             return False
         self._on_problem(messages.hidden_operation(tensor, self.path, name))
-        self.track(tensor, Level.SIGNAL, None)
+        self.tracker.track(tensor, Level.SIGNAL, None)
         return True
-
-    def _reaches_input(self, tensor: Tensor) -> bool:
-        seen, queue = set(), [tensor.grad_fn]
-        while queue:
-            node = queue.pop()
-            if node is None or node in seen:
-                continue
-            if node is self._input_node:
-                return True
-            seen.add(node)
-            queue += [parent for parent, _ in node.next_functions]
-        return False
-
-    def watch(self, leaf: Tensor, layout: Layout) -> Tensor:
-        """The model's input for this pass: a copy of ``leaf`` that is tracked, so that the model may write to it."""
-        x = leaf.clone()
-        self._input_node = x.grad_fn
-        self.track(x, Level.SIGNAL, layout)
-        return x
 
     def _run_without_graph(
         self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]
@@ -269,7 +175,7 @@ class Engine(TorchFunctionMode):
             out = func(*args, **kwargs)
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
-                self.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
+                self.tracker.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
         if self.recording is not None and row is not None:
             self.recording.append(Reference(name, *map_tensors(Tensor.detach, (args, kwargs, out))))
         return out
@@ -279,13 +185,24 @@ class Engine(TorchFunctionMode):
         site = self._site(name)
 
         def book(output: Tensor, constant: Tensor, kind: str) -> None:
-            layout = self._layout(output) or self._follow(row, varying, output, args, kwargs, func)
+            layout = self.tracker.layout(output) or self._follow(row, varying, output, args, kwargs, func)
             self.books.enter(output, constant, kind, site, layout)
 
         tapped = self.books.itemised and not (row is not None and isinstance(row.rule, Surrogate))
         own_args, own_kwargs = map_tensors(self._operand(site if tapped else None), (args, kwargs))
         reference = self._next_reference(name) if self._reference is not None and row is not None else None
-        call = Call(func, name, own_args, own_kwargs, self.rules, self.level, self.varies, book, self.module, reference)
+        call = Call(
+            func,
+            name,
+            own_args,
+            own_kwargs,
+            self.rules,
+            self.tracker.level,
+            self.tracker.varies,
+            book,
+            self.module,
+            reference,
+        )
         if row is None:
             out = call.run()
             if any(t.requires_grad for t in tensors(out)):
@@ -307,26 +224,26 @@ class Engine(TorchFunctionMode):
                 continue
             layout = self._follow(row, varying, t, args, kwargs, func)
             if row is None or not isinstance(row.rule, Surrogate):
-                self.track(t, level, layout)
+                self.tracker.track(t, level, layout)
             self.dtypes.add(t.dtype)
             if self._inspect is not None:
                 self._inspect(site, t)
             if self.books.itemised and t.requires_grad:
-                self.books.measure(t, 1, site, self._layout(t))
+                self.books.measure(t, 1, site, self.tracker.layout(t))
         return out
 
     def _operand(self, site: Site | None) -> Callable[[Tensor], Tensor]:
         """What a rule gets for an operand: constants detached; with itemised books (a site), a tap on each carrier."""
 
         def own(t: Tensor) -> Tensor:
-            info = self.info(t)
+            info = self.tracker.info(t)
             if info is None:
                 t = t.detach() if t.requires_grad else t
                 return t.clone() if t.is_inference() else t
             if site is None or not t.requires_grad:
                 return t
             tap = torch.ops.aten.alias(t)
-            self._info[id(tap)] = (weakref.ref(tap), info)
+            self.tracker.track(tap, info.level, info.layout)
             self.books.measure(tap, -1, site, info.layout)
             return tap
 
@@ -340,11 +257,11 @@ class Engine(TorchFunctionMode):
         if self.books.itemised:
             for _, s in pairs:
                 if s.requires_grad:
-                    self.books.measure(s, -1, site, self._layout(s))
+                    self.books.measure(s, -1, site, self.tracker.layout(s))
         carried = {}
         for v, s in pairs:
             carried[id(v)] = out = linearised(s, v)
-            self.track(out, self.level(s), self._layout(s))
+            self.tracker.track(out, self.tracker.level(s), self.tracker.layout(s))
         return map_tensors(lambda t: carried[id(t)], value)
 
     def _count(self, row: Row | None, name: str, varying: list[Tensor]) -> None:
@@ -355,7 +272,7 @@ class Engine(TorchFunctionMode):
 
     def _note_even_split(self, out: Tensor, name: str, varying: list[Tensor]) -> None:
         """Notes a product whose factors share evenly because neither is more of a gate, if relevance reaches it."""
-        levels = [self.level(t) for t in varying if t.requires_grad]
+        levels = [self.tracker.level(t) for t in varying if t.requires_grad]
         if self.rules.attention == "cp" and len(levels) > 1 and levels.count(min(levels)) > 1 and out.requires_grad:
             notes, note = self.notes, f"even split of {name} in {self.path or '(model)'}"
 
@@ -367,7 +284,7 @@ class Engine(TorchFunctionMode):
 
     def _output_level(self, row: Row | None, varying: list[Tensor]) -> Level:
         carriers = [t for t in varying if t.requires_grad] or varying
-        lowest = min(map(self.level, carriers))
+        lowest = min(map(self.tracker.level, carriers))
         if row is None:
             return Level.SIGNAL
         if row.level is not None:
@@ -378,17 +295,13 @@ class Engine(TorchFunctionMode):
 
     # Samples ----------------------------------------------------------------------------------------------------
 
-    def _layout(self, tensor: Tensor) -> Layout | None:
-        info = self.info(tensor)
-        return None if info is None else info.layout
-
     def _follow(
         self, row: Row | None, varying: list[Tensor], out: Tensor, args: Any, kwargs: Any, func: Any
     ) -> Layout | None:
         if self.books.batch == 1:
             return None
         # Those that carry relevance come first: a gate may hold the samples in another order.
-        placed = [(t, self._layout(t)) for t in sorted(varying, key=lambda t: not t.requires_grad)]
+        placed = [(t, self.tracker.layout(t)) for t in sorted(varying, key=lambda t: not t.requires_grad)]
         same_shape = [layout for t, layout in placed if t.shape == out.shape and layout is not None]
         if row is None:
             return same_shape[0] if same_shape else None
@@ -408,28 +321,20 @@ class Engine(TorchFunctionMode):
     def _apply_module_rule(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         self._opaque = None
         row = MODULES[type(module)]
-        function = row.rule.function if isinstance(row.rule, Surrogate) else None
-        if function is not None:
-            bound = Row(row.primitive, Surrogate(lambda *a: function(module, *a)), row.follow, row.level)
-        else:
-            bound = row
+        if isinstance(row.rule, Surrogate):
+            row = replace(row, rule=Surrogate(partial(row.rule.function, module)))
+        args = map_tensors(self.tracker.current, args)
+        given, value = tensors(args), map_tensors(Tensor.detach, output)
 
         def forward(*inputs: Any) -> Any:
+            """What the module has just returned; it runs again only where a rule asks for other inputs."""
+            if all(a is b for a, b in zip(tensors(inputs), given, strict=True)):
+                return value
             with torch.no_grad():
                 return module.forward(*inputs)
 
-        forward.__name__ = type(module).__name__
-        args = map_tensors(self.current, args)
-        varying = [t for t in tensors(args) if self.varies(t)]
-        # The value is what the module has just returned; its forward runs again only where a rule asks for it at zero.
-        value = map_tensors(lambda t: t.detach(), output)
-
-        def once(*inputs: Any) -> Any:
-            return value if all(a is b for a, b in zip(tensors(inputs), operands, strict=False)) else forward(*inputs)
-
-        once.__name__ = forward.__name__
-        operands = tensors(args)
-        return self._run_rule(once, type(module).__name__, args, {}, bound, varying)
+        varying = [t for t in given if self.tracker.varies(t)]
+        return self._run_rule(forward, type(module).__name__, args, {}, row, varying)
 
     # Reference passes -----------------------------------------------------------------------------------------------
 
@@ -454,27 +359,3 @@ def _folds(varying: list[Tensor], operands: Iterable[Tensor]) -> bool:
     if all(t.ndim < 3 or t.is_contiguous() for t in varying):
         return False
     return any(t.requires_grad and t.is_leaf for t in operands)
-
-
-_open_globals: dict[str, dict[str, Any]] = {}
-_open_functions: dict[Any, Callable[..., Any]] = {}
-
-
-def _opened(func: types.FunctionType) -> Callable[..., Any]:
-    """The same torch function without its own dispatch, so that the engine meets what it is made of.
-
-    torch's Python functions begin with ``if has_torch_function(...): return handle_torch_function(...)``, which
-    under a mode always sends the call to the mode as one piece. A copy whose ``has_torch_function`` says no runs
-    torch's own body, whatever the version.
-    """
-    if func not in _open_functions:
-        module = func.__module__
-        if module not in _open_globals:
-            never = dict.fromkeys(
-                ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False
-            )
-            _open_globals[module] = {**func.__globals__, **never}
-        copy = types.FunctionType(func.__code__, _open_globals[module], func.__name__, func.__defaults__)
-        copy.__kwdefaults__ = func.__kwdefaults__
-        _open_functions[func] = copy
-    return _open_functions[func]

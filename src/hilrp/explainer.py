@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp import messages
+from hilrp.checks import check_input, check_model, tolerance
 from hilrp.engine import Engine
 from hilrp.errors import AuditError, AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation
@@ -25,10 +26,6 @@ from hilrp.tree import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
 
-#: How far the books may be from closing, relative to the score, by the precision of the pass.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
-#: The same for float32 on devices where torch multiplies in TF32, which has the mantissa of float16.
-TF32_TOLERANCE = 5e-3
 #: Gradients of single pixels underflow in float16; the backward pass is started with this instead of one.
 FLOAT16_SEED = 4096.0
 
@@ -165,11 +162,11 @@ class Explainer:
             for context in (torch.inference_mode(False), torch.enable_grad(), *_eager()):
                 stack.enter_context(context)
             leaves = map_tensors(_leaf, x)
-            inputs = map_tensors(lambda t: engine.watch(t, Layout(0, 1)) if t.requires_grad else t, leaves)
+            inputs = map_tensors(lambda t: engine.tracker.watch(t, Layout(0, 1)) if t.requires_grad else t, leaves)
             with engine:
                 output = self._forward(engine, inputs)
                 score, classes = score_of(output, target, batch)
-                score = engine.current(score)
+                score = engine.tracker.current(score)
             self._check_score(engine, score)
             wanted = [t for t in tensors(leaves) if t.requires_grad]
             books.seed = FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
@@ -186,8 +183,8 @@ class Explainer:
         ledger = Ledger.close(books, score, sum(per_input[1:], per_input[0]))
         order = [name for name in self.stages if name in sums]
         trace = {"input": ledger.share} | {name: sums[name] / ledger.score for name in order}
-        output = map_tensors(lambda t: engine.current(t).detach(), output)
-        engine.release()
+        output = map_tensors(lambda t: engine.tracker.current(t).detach(), output)
+        engine.tracker.release()
         return _Pass(
             relevance, score, classes, output, {n: maps[n] for n in order if n in maps}, trace, ledger, books, engine
         )
@@ -215,9 +212,9 @@ class Explainer:
     # Checks ---------------------------------------------------------------------------------------------------
 
     def _check_score(self, engine: Engine, score: Tensor) -> None:
-        if score.requires_grad and engine.varies(score):
+        if score.requires_grad and engine.tracker.varies(score):
             return
-        if engine.varies(score):
+        if engine.tracker.varies(score):
             raise ModelError(
                 "The score depends on the input only through gates (softmax, log, statistics), which keep the relevance that reaches "
                 "them. Explain what goes into the last of them: the logit instead of its softmax."
@@ -329,13 +326,6 @@ class _Pass:
     engine: Engine
 
 
-def tolerance(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
-    """How far the books may be from closing: that of the coarsest type that the pass computed in."""
-    tf32 = device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
-    limits = TOLERANCE | ({torch.float32: TF32_TOLERANCE} if tf32 else {})
-    return max((limits.get(dtype, 0.0) for dtype in dtypes), default=0.0)
-
-
 def unwrap(model: nn.Module) -> nn.Module:
     """What is inside DataParallel, DistributedDataParallel and torch.compile."""
     while True:
@@ -345,48 +335,6 @@ def unwrap(model: nn.Module) -> nn.Module:
         if inner is None:
             return model
         model = inner
-
-
-def check_input(x: Any) -> int:
-    """The batch size of a sound input; an error that says what is wrong with any other."""
-    found = [t for t in tensors(x) if t.is_floating_point()]
-    if not found:
-        types = ", ".join(str(t.dtype) for t in tensors(x)) or type(x).__name__
-        raise InputError(
-            f"The input ({types}) holds no floating-point tensor. Pass what the model takes: a float tensor [B,C,H,W], a tuple of "
-            "inputs, or a mapping of keyword inputs; convert bytes with the model's own preprocessing."
-        )
-    for t in found:
-        if t.ndim == 0 or t.shape[0] == 0:
-            raise InputError(f"The input has shape {tuple(t.shape)}: an empty batch. Pass at least one sample.")
-        if not bool(t.isfinite().all()):
-            bad = "NaN" if bool(t.isnan().any()) else "infinite values"
-            raise InputError(f"The input of shape {tuple(t.shape)} holds {bad}. Clean it before explaining.")
-    sizes = {t.shape[0] for t in found}
-    if len(sizes) > 1:
-        raise InputError(f"The inputs disagree on the batch size: {sorted(sizes)}. Their first axes must be equal.")
-    return sizes.pop()
-
-
-_CHANCE = ("dropout", "droppath", "drop_path", "stochasticdepth", "patchdropout", "dropblock")
-
-
-def check_model(model: nn.Module) -> None:
-    """Raises if a layer would behave as in training."""
-    for path, module in model.named_modules():
-        if not module.training:
-            continue
-        p = next(
-            (
-                getattr(module, name)
-                for name in ("p", "drop_prob", "prob")
-                if isinstance(getattr(module, name, None), float)
-            ),
-            1.0,
-        )
-        by_chance = type(module).__name__.lower().startswith(_CHANCE) and p > 0
-        if by_chance or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise messages.training_mode(path, module)
 
 
 def _leaf(t: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         target = args[0]
         new = engine.apply(_twin(name, engine.path), args, kwargs)
         if name in _RESHAPE:
-            engine.alias(target, new)
+            engine.tracker.alias(target, new)
             return new
     if new.dtype != target.dtype:
         new = engine.apply(Tensor.to, (new, target.dtype), {})
@@ -64,21 +64,21 @@ def _twin(name: str, path: str) -> Any:
 def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     """Lets ``new`` stand for ``target``, and brings its base and the other views of it up to date."""
     root = target if target._base is None else target._base
-    views = [view for view in engine.views(root) if view is not target]
+    views = [view for view in engine.tracker.views(root) if view is not target]
     # A base that the model never held (a rule made it) needs no keeping.
-    if not views and (root is target or not (engine.varies(root) or root.is_leaf)):
-        engine.alias(target, new)
+    if not views and (root is target or not (engine.tracker.varies(root) or root.is_leaf)):
+        engine.tracker.alias(target, new)
         return new
 
     def place(view: Tensor) -> tuple[Any, ...]:
         return tuple(view.shape), view.stride(), view.storage_offset() - root.storage_offset()
 
-    new_root = engine.apply(write, (engine.current(root), new, root.stride(), *place(target)), {})
-    engine.alias(root, new_root)
+    new_root = engine.apply(write, (engine.tracker.current(root), new, root.stride(), *place(target)), {})
+    engine.tracker.alias(root, new_root)
     for view in (target, *views):
         if view is not root:
-            engine.alias(view, engine.apply(torch.as_strided, (new_root, *place(view)), {}))
-    return engine.current(target)
+            engine.tracker.alias(view, engine.apply(torch.as_strided, (new_root, *place(view)), {}))
+    return engine.tracker.current(target)
 
 
 def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:

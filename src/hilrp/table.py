@@ -33,7 +33,7 @@ from hilrp.layout import (
     traced,
     values_kept,
 )
-from hilrp.primitives import bilinear, composite, linear, normalisation, reindexing
+from hilrp.primitives import bilinear, composite, normalisation, reindexing
 from hilrp.primitives.call import Call, Level
 from hilrp.primitives.composite import Surrogate
 
@@ -66,11 +66,11 @@ class Row:
 
 
 L, B, N, R = Primitive
-SIGNAL, FEATURE, GATE, ATTENTION = Level
+SIGNAL, FEATURE, GATE = Level
 
 _ROWS: list[tuple[Row, str]] = [
     # Linear maps ---------------------------------------------------------------------------------------------
-    (Row(L, linear.weighted, kept, renews=GATE), "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (Row(L, bilinear.layer, kept, renews=GATE), "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     (Row(L, reindexing.native, traced), "sum mean nansum nanmean"),
     (Row(L, reindexing.native, kept), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
     (Row(L, reindexing.native, kept), "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d upsample_linear1d "
@@ -81,7 +81,6 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(L, normalisation.batch_norm, kept), "batch_norm"),
     # Bilinear mixing (linear, if only one factor depends on the input) -------------------------------------
     (Row(B, bilinear.mix, multiplied, renews=FEATURE), "matmul mm bmm mv dot rmatmul"),
-    (Row(B, bilinear.mix, kept, renews=FEATURE), "addmm baddbmm"),
     (Row(B, bilinear.mix, summed_by_letters, renews=FEATURE), "einsum"),
     (Row(B, bilinear.multiply, aligned), "mul"),
     (Row(B, bilinear.attention, values_kept, SIGNAL), "scaled_dot_product_attention"),
@@ -100,7 +99,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, normalisation.offset_activation, aligned, FEATURE), "exp exp2 softplus"),
     (Row(N, normalisation.offset_activation, aligned, GATE), "sigmoid hardsigmoid log_sigmoid"),
     (Row(N, normalisation.offset_activation, aligned), "clamp clamp_min clamp_max hardtanh threshold maximum minimum cos erfc"),
-    (Row(N, bilinear.softmax, aligned, ATTENTION), "softmax _softmax"),
+    (Row(N, bilinear.softmax, aligned, GATE), "softmax _softmax"),
     (Row(N, normalisation.variance, traced, GATE), "var"),
     (Row(N, reindexing.native, traced, GATE), "std norm linalg_norm linalg_vector_norm"),
     (Row(N, normalisation.stop, aligned, GATE), "rsqrt reciprocal log log2 log10 log_softmax floor ceil round trunc sign"),
@@ -129,6 +128,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(R, reindexing.detach, aligned, GATE), "detach data"),
     # Made of others: written out in primitives/composite.py ----------------------------------------------------
     (Row(B, Surrogate(composite.cosine_similarity), traced), "cosine_similarity"),
+    (Row(L, Surrogate(composite.addmm), kept), "addmm baddbmm"),
     (Row(L, Surrogate(composite.addcmul), aligned), "addcmul"),
     (Row(L, Surrogate(composite.addcdiv), aligned), "addcdiv"),
     (Row(L, Surrogate(composite.lerp), aligned), "lerp"),

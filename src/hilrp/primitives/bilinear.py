@@ -7,12 +7,14 @@ for n factors, since einsum has them; the products that attention uses have two.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from hilrp.primitives import linear
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import scale_gradient
+from hilrp.primitives.functions import linearised, scale_gradient
 from hilrp.primitives.normalisation import stop
 
 
@@ -21,6 +23,21 @@ def mix(call: Call) -> Tensor:
     if sum(map(call.varies, call.operands)) == 1:
         return linear.weighted(call)
     return product(call)
+
+
+def layer(call: Call) -> Tensor:
+    """Linear layers and convolutions; bilinear where the weight itself depends on the input (dynamic filters)."""
+    x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
+    if not call.varies(weight) and (bias is None or not call.varies(bias)):
+        return linear.weighted(call)
+    options = {name: value for name, value in call.kwargs.items() if name not in ("input", "weight", "bias")}
+    y = product(replace(call, args=(x, weight, None, *call.args[3:]), kwargs=options))
+    if bias is None:
+        return y
+    y = linearised(y + linear.along_channels(call, bias), call.value())
+    if not bias.requires_grad:
+        call.book(y, linear.along_channels(call, bias), "bias")
+    return y
 
 
 def multiply(call: Call) -> Tensor:
@@ -36,7 +53,7 @@ def product(call: Call) -> Tensor:
     carriers = call.carriers
     if not carriers:
         return stop(call)
-    if call.rules.unlisted == "raw" and call.name in ("mul", "square"):
+    if call.rules.unlisted == "raw" and call.name == "mul":
         y: Tensor = call.run()
         return y
     if call.rules.attention == "cp":
@@ -64,39 +81,45 @@ def attention(call: Call) -> Tensor:
     cp: ``q`` and ``k`` are held fixed. uniform: the weights keep their half. attnlrp: half to the values, and
     the other half through the softmax to ``q`` and ``k``, a quarter each. The kernel stays fused throughout.
     """
-    q, k, v = call.args[:3]
+    q, k, v = operands = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
     scored = [t for t in (q, k) if call.varies(t)]
     if call.rules.attention == "attnlrp":
         part_v = 0.5 if scored and call.varies(v) else float(call.varies(v))
         part_qk = (1 - part_v) / max(len(scored), 1)
-        operands = scale_gradient(q, part_qk), scale_gradient(k, part_qk), scale_gradient(v, part_v)
-        y: Tensor = call.func(*operands, *call.args[3:], **call.kwargs)
-        _book_taylor_term(call, y, part_v * v.requires_grad, part_qk * (q.requires_grad + k.requires_grad))
+        y = _attend(call, scale_gradient(q, part_qk), scale_gradient(k, part_qk), scale_gradient(v, part_v))
+        constant = _taylor_term(call, operands, part_v * v.requires_grad, part_qk * (q.requires_grad + k.requires_grad))
+        call.book(y, constant, "softmax Taylor term")
         return y
-    y = call.func(q.detach(), k.detach(), v, *call.args[3:], **call.kwargs)
+    y = _attend(call, q.detach(), k.detach(), v)
     if call.rules.attention == "uniform" and scored:
         y = scale_gradient(y, 0.5)
         call.book(y, y.detach() / 2, "gate")
     return y
 
 
-def _book_taylor_term(call: Call, y: Tensor, part_v: float, part_qk: float) -> None:
+def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    options = {name: value for name, value in call.kwargs.items() if name not in ("query", "key", "value")}
+    y: Tensor = call.func(q, k, v, *call.args[3:], **options)
+    return y
+
+
+def _taylor_term(call: Call, operands: list[Tensor], part_v: float, part_qk: float) -> Tensor:
     # The values carry on their part of y = A v; q and k each carry theirs of the first-order term J s, where
     # (J s)_i = sum_j A_ij (s_ij - sum_k A_ik s_ik) v_j. What remains of y is the constant term of the expansion.
-    q, k, v = (t.detach() for t in call.args[:3])
+    q, k, v = (t.detach() for t in operands)
     if call.kwargs.get("enable_gqa"):
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    scale = call.kwargs.get("scale") or q.shape[-1] ** -0.5
-    logits = scale * (q @ k.transpose(-2, -1))
+    scale = call.argument(6, "scale")
+    logits = (q.shape[-1] ** -0.5 if scale is None else scale) * (q @ k.transpose(-2, -1))
     masked = logits
     if call.argument(5, "is_causal", False):
-        masked = masked.masked_fill(~torch.ones_like(logits[0, 0], dtype=torch.bool).tril(), float("-inf"))
+        masked = masked.masked_fill(~torch.ones_like(logits, dtype=torch.bool).tril(), float("-inf"))
     mask = call.argument(3, "attn_mask")
     if mask is not None:
         masked = masked.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else masked + mask.detach()
     weights = masked.softmax(-1)
     first_order = weights * (logits - (weights * logits).sum(-1, keepdim=True)) @ v
-    call.book(y, (1 - part_v) * y.detach() - part_qk * first_order, "softmax Taylor term")
+    return (1 - part_v) * (weights @ v) - part_qk * first_order
 
 
 def softmax(call: Call) -> Tensor:
@@ -106,7 +129,7 @@ def softmax(call: Call) -> Tensor:
     y: Tensor = call.run()
     dim = call.argument(1, "dim", -1)
     # A masked logit is -inf and its weight 0: it has no part in the expansion.
-    s, a = call.args[0].detach().nan_to_num(neginf=0.0), y.detach()
+    s, a = call.argument(0, "input").detach().nan_to_num(neginf=0.0), y.detach()
     # The first-order term is the Jacobian times the logits; what remains of y is the constant term.
     call.book(y, a - a * (s - (a * s).sum(dim, keepdim=True)), "softmax Taylor term")
     return y
@@ -122,8 +145,10 @@ def sample(call: Call) -> Tensor:
 def deformable(call: Call) -> Tensor:
     """Deformable convolution: a weighted sum at learned offsets, which are held fixed with their mask."""
     # torchvision::deform_conv2d(input, weight, offset, mask, bias, ...)
-    x, weight, offset, mask, bias = call.args[:5]
-    fixed = [offset.detach(), mask.detach()]
-    y: Tensor = call.func(x, weight, *fixed, bias, *call.args[5:])
-    call.book(y, bias.reshape(-1, 1, 1), "bias")
-    return y
+    x, weight, offset, mask, bias, *geometry = call.args
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y: Tensor = call.func(x, weight, offset.detach(), mask.detach(), bias, *geometry)
+        return y
+
+    return linear.weighted(replace(call, func=convolve, name="conv_deformable", args=(x, weight, bias), kwargs={}))

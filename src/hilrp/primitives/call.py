@@ -20,10 +20,8 @@ class Level(IntEnum):
     SIGNAL = 0
     #: Non-negative kernel features (relu, exp): gates beside a signal, signals beside a gate.
     FEATURE = 1
-    #: Sigmoid-like gates and statistics of the input (norms, variances, reciprocals).
+    #: Softmax and sigmoid-like gates, statistics of the input (norms, variances, reciprocals).
     GATE = 2
-    #: Attention weights. Unlike the other gates, they stay gates through linear maps (talking heads).
-    ATTENTION = 3
 
 
 class Reference(NamedTuple):

@@ -26,6 +26,11 @@ class Surrogate:
         return self.function(*call.args, **call.kwargs)
 
 
+def addmm(a: Tensor, b: Tensor, c: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta a + alpha b c`` with a matrix product."""
+    return beta * a + alpha * (b @ c)
+
+
 def addcmul(a: Tensor, b: Tensor, c: Tensor, *, value: float = 1) -> Tensor:
     """``a + value b c``."""
     return a + value * (b * c)

@@ -69,19 +69,17 @@ def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> T
     bias = _bias(call)
     if bias is not None:
         bias = bias if replace is None else replace(bias)
-        call.book(y, _broadcast(call, bias), "bias")
+        call.book(y, along_channels(call, bias), "bias")
     return y
 
 
 def _bias(call: Call) -> Tensor | None:
     """The summand among the operands, if there is one."""
-    if call.name in ("addmm", "baddbmm"):
-        return call.args[0]
     return call.argument(2, "bias") if call.name == "linear" or call.name.startswith("conv") else None
 
 
-def _broadcast(call: Call, bias: Tensor) -> Tensor:
-    # Convolutions have their channels before the spatial axes.
+def along_channels(call: Call, bias: Tensor) -> Tensor:
+    """The bias, so that it broadcasts against the output: convolutions have channels before the spatial axes."""
     spatial = call.argument(1, "weight").ndim - 2 if call.name.startswith("conv") else 0
     return bias.reshape(-1, *([1] * spatial)) if spatial else bias
 

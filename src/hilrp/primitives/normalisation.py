@@ -42,10 +42,12 @@ def _secant(call: Call, offset: bool) -> Tensor:
 
 def power(call: Call) -> Tensor:
     """``a ** n``: the identity rule for a positive exponent; otherwise a statistic, which is a gate."""
-    base, exponent = call.args[0], call.argument(1, "exponent")
-    if call.name == "rpow" or isinstance(exponent, Tensor) or isinstance(base, (int, float)):
-        return offset_activation(call) if not isinstance(exponent, Tensor) else stop(call)
-    return activation(call) if exponent > 0 else stop(call)
+    base, exponent = call.argument(0, "input"), call.argument(1, "exponent")
+    if call.name == "rpow" or (isinstance(exponent, Tensor) and call.varies(exponent)):
+        varies = isinstance(base, Tensor) and call.varies(base) and call.name != "rpow"
+        return stop(call) if varies else offset_activation(call)
+    positive = bool((exponent > 0).all()) if isinstance(exponent, Tensor) else exponent > 0
+    return activation(call) if positive else stop(call)
 
 
 def stop(call: Call) -> Tensor:
@@ -61,15 +63,14 @@ def variance(call: Call) -> Tensor:
 
 def divide(call: Call) -> Tensor:
     """``y = a / d``: the divisor is held fixed."""
+    first, second = call.argument(0, "input"), call.argument(1, "other")
+    if call.kwargs.get("rounding_mode") is not None:
+        return stop(call)
     swapped = call.name in ("rdiv", "rtruediv")
-    divisor = call.args[0] if swapped else call.argument(1, "other")
-    if not isinstance(divisor, Tensor) or not call.varies(divisor):
-        y: Tensor = call.run()
-        return y
-    if call.rules.unlisted == "raw":
-        y = call.run()
-        return y
-    y = call.run(lambda t: t.detach() if t is divisor else t)
+    divisor = first if swapped else second
+    if not isinstance(divisor, Tensor) or not call.varies(divisor) or call.rules.unlisted == "raw":
+        return _raw(call)
+    y: Tensor = call.func(first.detach(), second) if swapped else call.func(first, second.detach())
     return y
 
 
@@ -83,7 +84,7 @@ def layer_norm(call: Call) -> Tensor:
     # AttnLRP lists torch's own class; a subclass with a forward of its own escapes its patch.
     if call.rules.unlisted == "raw" and type(call.module) is not torch.nn.LayerNorm:
         return _raw(call)
-    x, shape = call.args[0], tuple(call.argument(1, "normalized_shape"))
+    x, shape = call.argument(0, "input"), tuple(call.argument(1, "normalized_shape"))
     weight, bias, eps = call.argument(2, "weight"), call.argument(3, "bias"), call.argument(4, "eps", 1e-5)
     return _norm(call, x, (-1, math.prod(shape)), weight, bias, True, eps)
 
@@ -92,7 +93,7 @@ def rms_norm(call: Call) -> Tensor:
     """torch.rms_norm(x, normalized_shape, weight, eps)."""
     if call.rules.unlisted == "raw" and type(call.module) is not torch.nn.RMSNorm:
         return _raw(call)
-    x, shape = call.args[0], tuple(call.argument(1, "normalized_shape"))
+    x, shape = call.argument(0, "input"), tuple(call.argument(1, "normalized_shape"))
     weight, eps = call.argument(2, "weight"), call.argument(3, "eps")
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _norm(call, x, (-1, math.prod(shape)), weight, None, False, eps)
@@ -100,7 +101,7 @@ def rms_norm(call: Call) -> Tensor:
 
 def group_norm(call: Call) -> Tensor:
     """torch.group_norm(x, groups, weight, bias, eps)."""
-    x, groups = call.args[0], call.argument(1, "num_groups")
+    x, groups = call.argument(0, "input"), call.argument(1, "num_groups")
     weight, bias, eps = call.argument(2, "weight"), call.argument(3, "bias"), call.argument(4, "eps", 1e-5)
     if call.rules.unlisted == "raw":
         return _raw(call)

@@ -22,7 +22,7 @@ def native(call: Call) -> Any:
 def add(call: Call) -> Tensor:
     """Sums and differences: relevance follows the summands, constants keep their share."""
     y: Tensor = call.run()
-    operands = (call.args[0], call.argument(1, "other"))
+    operands = (call.argument(0, "input"), call.argument(1, "other"))
     if not y.requires_grad or all(map(_carries, operands)):
         return y
     alpha = call.kwargs.get("alpha", 1)

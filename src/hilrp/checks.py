@@ -1,0 +1,67 @@
+"""What can be said of an input, a model and a result before anybody looks at the map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hilrp import messages
+from hilrp.errors import InputError
+from hilrp.tree import tensors
+
+#: How far the books may be from closing, relative to the score, by the precision of the pass.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+#: The same for float32 on devices where torch multiplies in TF32, which has the mantissa of float16.
+TF32_TOLERANCE = 5e-3
+
+
+def tolerance(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
+    """How far the books may be from closing: that of the coarsest type that the pass computed in."""
+    tf32 = device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+    limits = TOLERANCE | ({torch.float32: TF32_TOLERANCE} if tf32 else {})
+    return max((limits.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+
+
+def check_input(x: Any) -> int:
+    """The batch size of a sound input; an error that says what is wrong with any other."""
+    found = [t for t in tensors(x) if t.is_floating_point()]
+    if not found:
+        types = ", ".join(str(t.dtype) for t in tensors(x)) or type(x).__name__
+        raise InputError(
+            f"The input ({types}) holds no floating-point tensor. Pass what the model takes: a float tensor [B,C,H,W], a tuple of "
+            "inputs, or a mapping of keyword inputs; convert bytes with the model's own preprocessing."
+        )
+    for t in found:
+        if t.ndim == 0 or t.shape[0] == 0:
+            raise InputError(f"The input has shape {tuple(t.shape)}: an empty batch. Pass at least one sample.")
+        if not bool(t.isfinite().all()):
+            bad = "NaN" if bool(t.isnan().any()) else "infinite values"
+            raise InputError(f"The input of shape {tuple(t.shape)} holds {bad}. Clean it before explaining.")
+    sizes = {t.shape[0] for t in found}
+    if len(sizes) > 1:
+        raise InputError(f"The inputs disagree on the batch size: {sorted(sizes)}. Their first axes must be equal.")
+    return sizes.pop()
+
+
+_CHANCE = ("dropout", "droppath", "drop_path", "stochasticdepth", "patchdropout", "dropblock")
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises if a layer would behave as in training."""
+    for path, module in model.named_modules():
+        if not module.training:
+            continue
+        p = next(
+            (
+                getattr(module, name)
+                for name in ("p", "drop_prob", "prob")
+                if isinstance(getattr(module, name, None), float)
+            ),
+            1.0,
+        )
+        by_chance = type(module).__name__.lower().startswith(_CHANCE) and p > 0
+        if by_chance or isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise messages.training_mode(path, module)

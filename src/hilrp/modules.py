@@ -1,0 +1,73 @@
+"""Which module is running: the paths that messages, books and stages speak of.
+
+The model's own hooks aren't touched. torch has hooks for all modules of the process; they see those of every
+thread, so each watch minds the thread that it was opened in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class ModuleWatch:
+    """The stack of running modules of one thread.
+
+    Args:
+        model: The model whose modules have paths.
+        on_enter: Called with (module, positional arguments) when a module begins.
+        on_leave: Called with (module, output) when it ends; what it returns, if anything, replaces the output.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        on_enter: Callable[[nn.Module, tuple[Any, ...]], None],
+        on_leave: Callable[[nn.Module, Any], Any],
+    ) -> None:
+        modules = list(model.named_modules(remove_duplicate=False))
+        self._paths = {id(module): path for path, module in reversed(modules)}
+        self._stack: list[nn.Module] = []
+        self._on_enter, self._on_leave = on_enter, on_leave
+        self._handles: list[Any] = []
+
+    def open(self) -> None:
+        """Begins to watch the modules that run in this thread."""
+        thread = threading.get_ident()
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread:
+                self._stack.append(module)
+                self._on_enter(module, args)
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if threading.get_ident() != thread:
+                return None
+            # A model that catches an exception inside leaves modules on the stack that never returned.
+            while self._stack and self._stack[-1] is not module:
+                self._stack.pop()
+            replaced = self._on_leave(module, output)
+            if self._stack:
+                self._stack.pop()
+            return replaced
+
+        self._handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+
+    def close(self) -> None:
+        """Stops watching. The stack stays as it was, so that an error can still be placed."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost running module that the model knows by name."""
+        return next((self._paths[id(m)] for m in reversed(self._stack) if id(m) in self._paths), "")
+
+    @property
+    def innermost(self) -> nn.Module | None:
+        """The innermost running module."""
+        return self._stack[-1] if self._stack else None

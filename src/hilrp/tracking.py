@@ -1,0 +1,106 @@
+"""What the engine knows about tensors, in a side table of its own: nothing is stuck on a user's tensor.
+
+The table is keyed weakly, so that it keeps no tensor alive. A tensor in it depends on the input.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hilrp.layout import Layout
+from hilrp.primitives.call import Level
+
+
+@dataclass(slots=True)
+class Info:
+    """What is known of a tensor that depends on the input."""
+
+    level: Level
+    carries: bool
+    layout: Layout | None
+
+
+class Tracker:
+    """The side table, and which tensors stand for others after in-place operations."""
+
+    def __init__(self) -> None:
+        self._info: dict[int, tuple[weakref.ref[Tensor], Info]] = {}
+        self._views: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._aliases: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._input_nodes: list[Any] = []
+
+    def info(self, tensor: Tensor) -> Info | None:
+        """The tensor's entry, if it depends on the input."""
+        found = self._info.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def varies(self, tensor: Tensor) -> bool:
+        """Whether the tensor depends on the input."""
+        return self.info(tensor) is not None
+
+    def level(self, tensor: Tensor) -> Level:
+        """The tensor's gate level."""
+        info = self.info(tensor)
+        return Level.SIGNAL if info is None else info.level
+
+    def layout(self, tensor: Tensor) -> Layout | None:
+        """Where the samples are in the tensor."""
+        info = self.info(tensor)
+        return None if info is None else info.layout
+
+    def track(self, tensor: Tensor, level: Level, layout: Layout | None) -> None:
+        """Enters a tensor that depends on the input."""
+        self._info[id(tensor)] = (weakref.ref(tensor), Info(level, tensor.requires_grad, layout))
+        if tensor._base is not None:
+            self._views.setdefault(id(tensor._base), []).append(weakref.ref(tensor))
+
+    def watch(self, leaf: Tensor, layout: Layout) -> Tensor:
+        """The model's input for this pass: a copy of ``leaf`` that is tracked, so that the model may write to it."""
+        x = leaf.clone()
+        self._input_nodes.append(x.grad_fn)
+        self.track(x, Level.SIGNAL, layout)
+        return x
+
+    def reaches_input(self, tensor: Tensor) -> bool:
+        """Whether the tensor's graph leads to an input that is watched."""
+        seen, queue = set(), [tensor.grad_fn]
+        while queue:
+            node = queue.pop()
+            if node is None or node in seen:
+                continue
+            if node in self._input_nodes:
+                return True
+            seen.add(node)
+            queue += [parent for parent, _ in node.next_functions]
+        return False
+
+    # In-place operations --------------------------------------------------------------------------------------
+
+    def current(self, tensor: Tensor) -> Tensor:
+        """The tensor that stands for this one after in-place operations."""
+        while (found := self._aliases.get(id(tensor))) is not None and found[0]() is tensor:
+            tensor = found[1]
+        return tensor
+
+    def alias(self, old: Tensor, new: Tensor) -> None:
+        """From now on ``new`` stands for ``old``."""
+        self._aliases[id(old)] = (weakref.ref(old), new)
+
+    @property
+    def has_aliases(self) -> bool:
+        """Whether any tensor stands for another."""
+        return bool(self._aliases)
+
+    def views(self, root: Tensor) -> list[Tensor]:
+        """The live views of a tensor that the engine has met."""
+        found = (ref() for ref in self._views.get(id(root), ()))
+        return [view for view in found if view is not None and view._base is root]
+
+    def release(self) -> None:
+        """Lets go of the pass's tensors."""
+        for table in (self._info, self._views, self._aliases, self._input_nodes):
+            table.clear()
