@@ -1,4 +1,4 @@
-# make test: lint, types and tests. make demo: explains photographs or patterns with several architectures.
+# make test: lint, types and tests. make demo: trains a small model on drawn shapes and explains it.
 # Both build the environment first, if it isn't there: see scripts/environment.py.
 PYTHON ?= python3
 RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)

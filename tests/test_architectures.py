@@ -8,24 +8,12 @@ import torch
 from torch import nn
 
 import hilrp
+from models import randomised, transformers_models
 
 PAPER = [
     "resnet50", "convnext_base", "vit_base_patch16_224", "deit_base_distilled_patch16_224", "swin_base_patch4_window7_224",
     "pvt_v2_b2", "mobilevitv2_100", "efficientvit_b1", "efficientvit_b2", "maxvit_small_tf_224", "crossvit_small_240",
 ]  # fmt: skip
-
-
-def randomised(model: nn.Module) -> nn.Module:
-    """Constants that a fresh model has at zero or one get random values, so that the books have something to book."""
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.running_mean.normal_(0, 0.1)
-                module.running_var.uniform_(0.8, 1.2)
-            for name in ("bias", "in_proj_bias"):
-                if isinstance(getattr(module, name, None), nn.Parameter):
-                    getattr(module, name).normal_(0, 0.05)
-    return model.eval()
 
 
 def assert_sound(model: nn.Module, x, dtype: torch.dtype, target=None) -> hilrp.AuditReport:
@@ -105,27 +93,6 @@ def test_torchvision(name):
     if name == "vit_b_16":  # its classifier starts at zero
         nn.init.normal_(model.heads.head.weight, 0, 0.05)
     assert_sound(model, torch.randn(2, 3, size, size), torch.float32)
-
-
-def transformers_models():
-    transformers = pytest.importorskip("transformers")
-    small = {"num_labels": 5, "image_size": 64}
-    swin = transformers.SwinConfig(embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4, patch_size=4, **small)
-    pvt = transformers.PvtV2Config(
-        image_size=64,
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[16, 32, 40, 64],
-        num_attention_heads=[1, 2, 5, 8],
-        num_labels=5,
-    )
-    dino = transformers.Dinov2Config(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=16, **small)
-    convnext = transformers.ConvNextV2Config(depths=[1, 1, 2, 1], hidden_sizes=[16, 32, 48, 64], num_labels=5)
-    return {
-        "swin": transformers.SwinForImageClassification(swin),
-        "pvt_v2": transformers.PvtV2ForImageClassification(pvt),
-        "dinov2": transformers.Dinov2ForImageClassification(dino),
-        "convnextv2": transformers.ConvNextV2ForImageClassification(convnext),
-    }
 
 
 @pytest.mark.parametrize("name", ["swin", "pvt_v2", "dinov2", "convnextv2"])

@@ -103,6 +103,19 @@ def writes_to_its_input(x):
     return x + 1
 
 
+def view_of_a_constant(x):
+    buffer = torch.zeros(2, 3, 4, dtype=x.dtype)
+    first = buffer[:, 0]
+    buffer[:, 0] = x[:, 0]
+    return first * 2 + x[:, 1]
+
+
+def filled_by_keyword(x):
+    y = x * 2
+    y[:, 0].fill_(value=0.5)
+    return y
+
+
 def masked(x):
     y = x * 1.0
     y.masked_fill_(x > 0.5, -1.0)
@@ -125,6 +138,7 @@ def accumulated(x):
 IN_PLACE = [
     statement, augmented, through_a_view, other_view, chain_of_views, setitem_constant_target, setitem_constant_value,
     functional_inplace, zero_fill_copy, out_argument, writes_to_its_input, masked, in_place_transpose, accumulated,
+    view_of_a_constant, filled_by_keyword,
 ]  # fmt: skip
 
 
@@ -134,6 +148,16 @@ def test_in_place_calls_have_the_values_of_in_place_calls(function):
     before = x.clone()
     check(function, x)
     assert torch.equal(x, before), "the caller's tensor was written to"
+
+
+def test_writing_to_what_was_detached_is_refused():
+    def function(x):
+        y = x * 2
+        y.detach().mul_(2)
+        return y
+
+    with pytest.raises(hilrp.ModelError, match="shares its memory"):
+        hilrp.explain(Apply(function).eval(), torch.randn(1, 4), lambda out: out.sum(1))
 
 
 def test_in_place_calls_explain_as_their_twins_do():
@@ -219,7 +243,7 @@ def test_where_the_batch_cannot_be_followed_the_samples_are_explained_one_by_one
     found = hilrp.explain(model, x, lambda out: out)
     assert float(found.ledger.residual.max()) < 1e-10
     torch.testing.assert_close(found.ledger.entries["constant"], torch.full((3,), 4.0).double())
-    assert any("one more pass per sample" in note for note in found.notes)
+    assert any("backward pass per sample" in note for note in found.notes)
 
 
 class TestMultiheadAttention:
@@ -244,7 +268,7 @@ class TestMultiheadAttention:
         found = hilrp.explain(model, x, lambda out: out[:, 0].sum(1), itemised=True)
         assert torch.equal(found.output, model(x))
         assert float(found.ledger.leak.max()) < 1e-10
-        assert {"bias"} == set(found.ledger.entries) or all("bias" in name for name in found.ledger.entries)
+        assert set(found.ledger.entries) == {"attention: linear (bias)", "attention: linear #2 (bias)"}
 
     def test_the_fast_path_is_not_taken(self):
         """Under no_grad nn.TransformerEncoderLayer would run as one opaque kernel."""
@@ -256,60 +280,6 @@ class TestMultiheadAttention:
         assert report.passed, report
         assert report.operations["bilinear"]["scaled_dot_product_attention"] == 1
         assert float(found.ledger.residual.max()) < 1e-4
-
-
-W44, V4 = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)).double(), torch.linspace(0.5, 2, 4).double()
-#: The same operations in the forms that people write them in: keywords, operand lists, operands that coincide.
-CALL_FORMS = {
-    "matmul, keywords": lambda x: torch.matmul(input=x, other=W44),
-    "linear, keywords": lambda x: F.linear(input=x, weight=W44, bias=V4),
-    "conv, keywords": lambda x: F.conv1d(input=x, weight=torch.ones(2, 3, 2).double(), bias=V4[:2], padding=1),
-    "attention, keywords": lambda x: F.scaled_dot_product_attention(query=x, key=x * 2, value=x + 1),
-    "attention of one tensor": lambda x: F.scaled_dot_product_attention(x, x, x),
-    "layer norm, keywords": lambda x: F.layer_norm(input=x, normalized_shape=[4], weight=V4, bias=V4),
-    "torch.layer_norm, keywords": lambda x: torch.layer_norm(x, normalized_shape=[4], weight=V4, bias=V4, eps=1e-3),
-    "softmax, keywords": lambda x: torch.softmax(input=x, dim=-1) * x,
-    "add, keywords": lambda x: torch.add(input=x, other=V4, alpha=3),
-    "sub, alpha": lambda x: torch.sub(x, V4, alpha=2) + torch.rsub(x, V4, alpha=2) * 3,
-    "number minus tensor": lambda x: 2.5 - x * 3,
-    "cat, keywords": lambda x: torch.cat(tensors=[x, x.new_ones(2, 1, 4)], dim=1),
-    "where, keywords": lambda x: torch.where(condition=x > 0, input=x, other=V4),
-    "division of a tensor by itself": lambda x: x / x * x,
-    "division, rounded": lambda x: torch.div(x, 0.3, rounding_mode="floor").relu() + x,
-    "number over tensor": lambda x: x * (2 / (x.abs() + 1)),
-    "powers": lambda x: x**3 + 2**x * x + torch.pow(x.abs() + 1, V4) + x * (x.abs() + 1) ** -0.5,
-    "addmm": lambda x: torch.addmm(V4, x[:, 0], W44, beta=0.5, alpha=2),
-    "baddbmm of three": lambda x: torch.baddbmm(x @ W44 @ x.transpose(1, 2), x, x.transpose(1, 2), beta=0.3),
-    "einsum, operand list": lambda x: torch.einsum("bij,jk->bik", [x, W44]) + V4,
-    "einsum of three": lambda x: torch.einsum("bij,bik,kl->bjl", x, x.sigmoid(), W44) + V4,
-    "square by product": lambda x: x * x + 1,
-    "product with a gate of itself": lambda x: x * x.sigmoid() * x.norm(dim=-1, keepdim=True),
-    "dynamic filters": lambda x: F.linear(x[:1], x[0] @ W44.sigmoid(), x[0, :, 0]).expand(2, 3, 3),
-    "maximum of two": lambda x: torch.maximum(x, x.flip(-1) * 0.5) + torch.max(x, V4) + x.max(),
-    "clamp, keywords": lambda x: x.clamp(min=-0.2, max=0.4),
-    "mean of all": lambda x: x - x.mean() + x.std(unbiased=False) * x,
-    "tensor operators": lambda x: (-x).abs().sqrt() + (x @ W44.T).T.mT.reshape(2, 3, 4),
-    "views by getter": lambda x: x.mT.contiguous().mT + x.data,
-    "cosine": lambda x: F.cosine_similarity(x, V4.expand_as(x), dim=-1),
-    "addcdiv and lerp": lambda x: torch.addcdiv(x, x, x.abs() + 1, value=0.5) + torch.lerp(x, V4.expand_as(x), 0.3),
-    "gumbel-free gating": lambda x: F.glu(torch.cat([x, x * 2], -1), -1) + F.tanhshrink(x) + F.softsign(x),
-    "local response": lambda x: F.local_response_norm(x, 2),
-    "instance norm": lambda x: F.instance_norm(x, weight=V4[:3], bias=V4[:3]) * V4,
-    "in double and single": lambda x: (x.float() * 2).double().to(torch.float64),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("form", CALL_FORMS)
-@pytest.mark.parametrize("rules", ["hilrp", "attnlrp", "epsilon"])
-def test_call_forms(form, rules):
-    """Exact value and closed books, at every operation, for one input of shape ``[2, 3, 4]`` taken as one sample."""
-    model, weights = Apply(lambda x: CALL_FORMS[form](x[0]).flatten().unsqueeze(0)).eval(), torch.randn(1000).double()
-    x = torch.randn(1, 2, 3, 4).double()
-    found = hilrp.explain(model, x, lambda out: out @ weights[: out.shape[1]] + 1, rules=rules, itemised=True)
-    assert torch.equal(found.output, model(x))
-    limit = 1e-6 if "single" in form else 1e-10
-    assert float(found.ledger.residual) < limit
-    assert float(found.ledger.leak) < limit
 
 
 def test_even_where_a_model_catches_exceptions_the_path_is_right():
@@ -369,6 +339,27 @@ class TestReference:
             model(inputs)
         assert seen == recording
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: F.glu(x) + torch.lerp(x, x * 2, 0.3)[..., :2],
+            lambda x: F.cosine_similarity(x, x * 2 + 1, dim=-1),
+            lambda x: torch.var_mean(x, -1)[1] * 2,
+            lambda x: x * _without_grad(x),
+            lambda x: F.multi_head_attention_forward(
+                x, x, x, 4, 2, torch.ones(12, 4), torch.ones(12), None, None, False, 0.0, torch.ones(4, 4), None
+            )[0],
+        ],
+    )
+    def test_composites_and_regions_without_a_graph_stay_in_step(self, function):
+        model, x = Apply(function).eval(), torch.randn(1, 3, 4)
+        recording, _ = self.record(model, torch.randn(1, 3, 4))
+        engine = Engine(model, Rules(), Books(1), on_problem=_raise, reference=recording)
+        inputs = engine.tracker.watch(x.clone().requires_grad_(), Layout(0, 1))
+        with engine:
+            model(inputs)
+        assert next(engine._reference, None) is None, "the replay ended before the recording"
+
     def test_another_way_through_the_model_is_an_error(self):
         class Branches(nn.Module):
             def forward(self, x):
@@ -380,6 +371,11 @@ class TestReference:
         inputs = engine.tracker.watch(-torch.ones(1, 4).requires_grad_(), Layout(0, 1))
         with pytest.raises(hilrp.ModelError, match="another way on the reference"), engine:
             model(inputs)
+
+
+def _without_grad(x):
+    with torch.no_grad():
+        return x.sigmoid() + 1
 
 
 def _raise(error):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -14,24 +13,7 @@ import torch
 from torch import nn
 
 import hilrp
-from test_architectures import randomised
-
-
-def small_swin(**options):
-    options = {
-        "img_size": 64,
-        "window_size": 4,
-        "embed_dim": 24,
-        "depths": (2, 2),
-        "num_heads": (2, 4),
-        "num_classes": 5,
-    } | options
-    return randomised(timm.models.swin_transformer.SwinTransformer(**options))
-
-
-def small_vit(**options):
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5} | options
-    return randomised(timm.models.vision_transformer.VisionTransformer(**options))
+from models import randomised, small_swin, small_vit, transformers_models
 
 
 @pytest.fixture
@@ -59,9 +41,7 @@ class TestTargets:
             lambda out: out[torch.arange(3), [2, 0, 2]],
         ):
             torch.testing.assert_close(hilrp.explain(swin, x, target).relevance, expected)
-        assert torch.equal(hilrp.explain(swin, x, 2).relevance[0], expected[0]) or torch.allclose(
-            hilrp.explain(swin, x, 2).relevance[0], expected[0]
-        )
+        torch.testing.assert_close(hilrp.explain(swin, x, 2).relevance[0], expected[0])
 
     def test_contrast_is_the_difference_of_two_classes_under_epsilon(self, swin, x):
         """Relevance is linear in the seed as long as the rules are."""
@@ -76,119 +56,6 @@ class TestTargets:
         found = hilrp.explain(swin, x, lambda out: nn.functional.cosine_similarity(out, features.expand_as(out)))
         assert float(found.ledger.residual.max()) < 1e-4
         assert found.target is None
-
-
-class TestForms:
-    """Models as users have them."""
-
-    @pytest.mark.parametrize("form", ["tuple", "dict", "namedtuple", "nested"])
-    def test_outputs(self, swin, x, form):
-        Output = namedtuple("Output", ["logits", "aux"])
-
-        class Wrapped(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner = swin
-
-            def forward(self, x):
-                out = self.inner(x)
-                forms = {
-                    "tuple": (out, out * 2),
-                    "dict": {"aux": out * 2, "logits": out},
-                    "namedtuple": Output(out, out * 2),
-                    "nested": ([out], 3),
-                }
-                return forms[form]
-
-        found = hilrp.explain(Wrapped().eval(), x, 1)
-        torch.testing.assert_close(found.relevance, hilrp.explain(swin, x, 1).relevance)
-        assert type(found.output) is {"tuple": tuple, "dict": dict, "namedtuple": Output, "nested": tuple}[form]
-
-    def test_several_inputs(self):
-        class Two(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.image, self.other = nn.Linear(12, 4), nn.Linear(5, 4)
-
-            def forward(self, image, other, index=None):
-                return self.image(image.flatten(1)) + self.other(other)[:, index]
-
-        x = (torch.randn(2, 3, 2, 2), torch.randn(2, 5), torch.tensor([3, 2, 1, 0]))
-        found = hilrp.explain(Two().eval(), x, 1)
-        assert [r.shape for r in found.relevance] == [t.shape for t in x]
-        assert not found.relevance[2].any()
-        total = found.relevance[0].flatten(1).sum(1) + found.relevance[1].sum(1)
-        torch.testing.assert_close(found.ledger.pixels, total.double())
-        named = hilrp.explain(Two().eval(), {"image": x[0], "other": x[1], "index": x[2]}, 1)
-        assert set(named.relevance) == {"image", "other", "index"}
-
-    @pytest.mark.parametrize("size", [(32, 32), (48, 80), (33, 47)])
-    def test_any_size_that_the_model_takes(self, size):
-        model = randomised(timm.create_model("test_resnet"))
-        found = hilrp.explain(model, torch.randn(2, 3, *size))
-        assert found.map.shape == (2, *size)
-        assert float(found.ledger.residual.max()) < 1e-4
-
-    def test_channels_last(self, x):
-        model = randomised(timm.create_model("test_convnext")).double()
-        x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-        plain = hilrp.explain(model, x, 1)
-        last = hilrp.explain(model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last), 1)
-        torch.testing.assert_close(plain.relevance, last.relevance, rtol=1e-9, atol=1e-12)
-        assert hilrp.audit(model, x.to(memory_format=torch.channels_last), 1).passed
-
-    @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-    def test_under_the_callers_context(self, swin, x, context):
-        expected = hilrp.explain(swin, x, 1).relevance
-        with context():
-            inside = hilrp.explain(swin, x * 1, 1)
-            assert torch.equal(inside.relevance, expected)
-            assert not inside.relevance.requires_grad
-
-    def test_a_model_made_in_inference_mode(self, x):
-        with torch.inference_mode():
-            model = small_swin()
-            expected = model(x)
-        found = hilrp.explain(model, x, 1)
-        assert torch.equal(found.output, expected.clone())
-
-    def test_wrappers_are_looked_through(self, swin, x):
-        expected = hilrp.explain(swin, x, 1).relevance
-        assert torch.equal(hilrp.explain(nn.DataParallel(swin), x, 1).relevance, expected)
-        assert torch.equal(hilrp.explain(torch.compile(swin), x, 1).relevance, expected)
-        assert torch.equal(hilrp.explain(torch.compile(nn.DataParallel(swin)), x, 1).relevance, expected)
-
-    def test_a_compiled_part_runs_as_written(self, x):
-        model = small_swin()
-        expected = hilrp.explain(model, x, 1).relevance
-        model.layers[1] = torch.compile(model.layers[1], backend="eager")
-        assert torch.equal(hilrp.explain(model, x, 1).relevance, expected)
-        model = small_swin()
-        expected = hilrp.explain(model, x, 1).relevance
-        model.layers[1].compile(backend="eager")
-        assert torch.equal(hilrp.explain(model, x, 1).relevance, expected)
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_low_precision(self, dtype):
-        model, x = small_vit(), torch.randn(2, 3, 32, 32)
-        exact = hilrp.explain(model, x, 1)
-        found = hilrp.explain(copy.deepcopy(model).to(dtype), x.to(dtype), 1)
-        assert found.relevance.dtype == dtype
-        assert torch.equal(found.output, copy.deepcopy(model).to(dtype)(x.to(dtype)))
-        assert _correlation(found.map, exact.map) > 0.97
-
-    def test_autocast(self):
-        model, x = small_vit(), torch.randn(2, 3, 32, 32)
-        exact = hilrp.explain(model, x, 1)
-        with torch.autocast("cpu", torch.bfloat16):
-            found = hilrp.explain(model, x, 1)
-            assert torch.equal(found.output, model(x))
-        assert found.relevance.dtype == torch.float32
-        assert _correlation(found.map, exact.map) > 0.97
-
-
-def _correlation(a, b):
-    return float(torch.corrcoef(torch.stack([a.float().flatten(), b.float().flatten()]))[0, 1])
 
 
 @pytest.mark.parametrize("make", [small_swin, small_vit, lambda: small_vit(global_pool="map", class_token=False)])
@@ -341,8 +208,6 @@ class TestStages:
         ] * 2
         resnet = hilrp.explain(randomised(models.resnet18(weights=None)), torch.randn(1, 3, 64, 64))
         assert [*resnet.stages][-4:] == ["layer1", "layer2", "layer3", "layer4"]
-        from test_architectures import transformers_models
-
         model = randomised(transformers_models()["swin"])
         found = hilrp.explain(model, {"pixel_values": torch.randn(1, 3, 64, 64)})
         assert len(found.stages) >= 2

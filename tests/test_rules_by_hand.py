@@ -213,6 +213,45 @@ GATES = {
 }  # fmt: skip
 
 
+HAND_WRITTEN_ACTIVATIONS = {
+    "gelu": (F.gelu, lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5))),
+    "gelu, tanh": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    ),
+    "silu": (F.silu, lambda x: x * x.sigmoid()),
+    "hardswish": (F.hardswish, lambda x: x * (x + 3).clamp(0, 6) / 6),
+    "hardswish, relu6": (F.hardswish, lambda x: x * F.relu6(x + 3) / 6),
+    "square": (torch.square, lambda x: x**2),
+}
+
+
+@pytest.mark.parametrize("name", HAND_WRITTEN_ACTIVATIONS)
+def test_hand_written_activations_are_torchs(name):
+    torchs, written = HAND_WRITTEN_ACTIVATIONS[name]
+    x = torch.randn(2, 3, 4, dtype=F64)
+    torch.testing.assert_close(explain(written, x).relevance, explain(torchs, x).relevance, rtol=1e-10, atol=1e-10)
+
+
+def test_uniform_spares_the_divisor_of_a_norm():
+    """Statistics have no part in an even split: a hand-written norm passes all on, like torch's own."""
+    x = torch.randn(2, 3, 8, dtype=F64)
+    rules = hilrp.Rules(linear="epsilon", attention="uniform")
+    written = explain(lambda t: t * torch.rsqrt(t.square().mean(-1, keepdim=True) + 1e-6), x, rules)
+    torch.testing.assert_close(written.ledger.share, torch.ones(2, dtype=F64), rtol=1e-10, atol=1e-10)
+
+
+def test_a_constant_does_not_depend_on_what_lends_it_its_type():
+    x, weight = torch.randn(2, 6, dtype=F64), torch.randn(6, 4, dtype=F64)
+    plain = explain(lambda t: t @ weight, x, "hilrp")
+    for form in (
+        lambda t: t @ weight.type_as(t),
+        lambda t: t @ weight.to(t),
+        lambda t: t @ (t.new_zeros(6, 4) + weight),
+    ):
+        torch.testing.assert_close(explain(form, x, "hilrp").relevance, plain.relevance)
+
+
 def test_a_linear_layer_makes_a_signal_of_a_gate():
     """A net with sigmoid or tanh activations has no gates: behind a linear layer they are signals like any other."""
     eye = torch.eye(4, dtype=F64)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.checks import tolerance
-from hilrp.errors import AuditError, HilrpError
+from hilrp.errors import HilrpError
 from hilrp.explainer import Explainer, unwrap
+from hilrp.passes import Pass, as_written, call_model
 from hilrp.rules import Rules
 from hilrp.targets import Contrast, Target
 from hilrp.tree import map_tensors, tensors
@@ -103,14 +104,14 @@ class _Auditor(Explainer):
         self.counts: Counter[Any] = Counter()
         self.dtypes: set[torch.dtype] = set()
 
-    def _problem(self, error: AuditError) -> None:
+    def _problem(self, error: HilrpError) -> None:
         if str(error) not in self.problems:
             self.problems.append(str(error))
 
-    def _pass(self, *args: Any, **options: Any) -> Any:
-        done = super()._pass(*args, **options)
-        self.counts, self.dtypes = done.engine.counts, done.engine.dtypes
-        return done
+    def _run(self, *args: Any) -> Pass:
+        run = super()._run(*args)
+        self.counts, self.dtypes = run.engine.counts, run.engine.dtypes
+        return run
 
 
 def forward_difference(model: nn.Module, x: Any, output: Any) -> float:
@@ -122,10 +123,8 @@ def forward_difference(model: nn.Module, x: Any, output: Any) -> float:
     """
 
     def run(inputs: Any) -> list[Tensor]:
-        plain = unwrap(model)
-        if isinstance(inputs, dict):
-            return tensors(plain(**inputs))
-        return tensors(plain(*inputs) if isinstance(inputs, (tuple, list)) else plain(inputs))
+        with as_written():
+            return tensors(call_model(unwrap(model), inputs))
 
     with torch.inference_mode(False), torch.no_grad():
         candidates = [run(map_tensors(Tensor.clone, x))]

@@ -35,15 +35,16 @@ def check_input(x: Any) -> int:
             "inputs, or a mapping of keyword inputs; convert bytes with the model's own preprocessing."
         )
     for t in found:
-        if t.ndim == 0 or t.shape[0] == 0:
+        if t.ndim and t.shape[0] == 0:
             raise InputError(f"The input has shape {tuple(t.shape)}: an empty batch. Pass at least one sample.")
         if not bool(t.isfinite().all()):
             bad = "NaN" if bool(t.isnan().any()) else "infinite values"
             raise InputError(f"The input of shape {tuple(t.shape)} holds {bad}. Clean it before explaining.")
-    sizes = {t.shape[0] for t in found}
-    if len(sizes) > 1:
-        raise InputError(f"The inputs disagree on the batch size: {sorted(sizes)}. Their first axes must be equal.")
-    return sizes.pop()
+    # The image says how many samples there are; inputs of another length belong to all of them.
+    first = next((t for t in found if t.ndim == 4), next((t for t in found if t.ndim), None))
+    if first is None:
+        raise InputError("The input is a single number. Pass a tensor whose first axis holds the samples.")
+    return first.shape[0]
 
 
 _CHANCE = ("dropout", "droppath", "drop_path", "stochasticdepth", "patchdropout", "dropblock")

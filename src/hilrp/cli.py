@@ -39,7 +39,7 @@ def explain(
     for path in images:
         try:
             found = explainer.explain(transform(_read(path)).unsqueeze(0), target)
-            found.save(output / path.stem)
+            found.save(output / _name(path, images))
         except HilrpError as error:
             failed += 1
             _console.print(f"[red]{path}[/]: {error}", highlight=False)
@@ -118,6 +118,12 @@ def _read(path: Path) -> Any:
         return ImageOps.exif_transpose(Image.open(path)).convert("RGB")
     except (OSError, UnidentifiedImageError) as error:
         raise InputError(f"not a readable image ({error}).") from error
+
+
+def _name(path: Path, images: list[Path]) -> str:
+    """The image's name without its ending; its place in the list goes with it where another has the same."""
+    alike = [other for other in images if other.stem == path.stem]
+    return path.stem if len(alike) == 1 else f"{path.stem}-{images.index(path) + 1}"
 
 
 def _fail(error: HilrpError) -> typer.Exit:

@@ -28,9 +28,9 @@ from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
-from hilrp.registry import MODULES, row_of
+from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
-from hilrp.table import QUERIES, Primitive, Row, is_python_source, operation_name
+from hilrp.table import CREATION, QUERIES, SHAPED_BY_SECOND, Primitive, Row, is_python_source, operation_name
 from hilrp.tracking import Tracker
 from hilrp.tree import map_tensors, tensors
 
@@ -90,6 +90,11 @@ class Engine(TorchFunctionMode):
         if self._depth == 0:
             self._modules.close()
 
+    def release(self) -> None:
+        """Lets go of the pass's tensors and of whoever asked for them."""
+        self.tracker.release()
+        self._on_module = self._inspect = None
+
     @property
     def path(self) -> str:
         """Path of the running module."""
@@ -100,17 +105,25 @@ class Engine(TorchFunctionMode):
         """The running module."""
         return self._modules.innermost
 
-    def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._opaque is None and type(module) in MODULES and any(map(self.tracker.varies, tensors(args))):
+    def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self._opaque is not None and not self._modules.is_running(self._opaque[0]):
+            self._opaque = None  # it raised, and the model went on
+        if self._opaque is not None or type(module) not in MODULES:
+            return None
+        with _pop_mode_temporarily():
+            args = map_tensors(self._current, args)
             self._opaque = (module, args)
+            # What runs inside is the module's own affair: it may write to its copy.
+            return tuple(map_tensors(lambda t: t.detach().clone() if self.tracker.varies(t) else t, args))
 
-    def _leave_module(self, module: nn.Module, output: Any) -> Any:
+    def _leave_module(self, module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
         with _pop_mode_temporarily():
             replaced = None
             if self._opaque is not None and self._opaque[0] is module:
-                output = replaced = self._apply_module_rule(module, self._opaque[1], output)
+                args, self._opaque = self._opaque[1], None
+                output = replaced = self._apply_module_rule(module, args, kwargs, output)
             if self._on_module is not None and self._opaque is None:
-                self._on_module(self.path, module, map_tensors(self.tracker.current, output))
+                self._on_module(self.path, module, map_tensors(self._current, output))
             return replaced
 
     # Calls ----------------------------------------------------------------------------------------------------
@@ -123,7 +136,8 @@ class Engine(TorchFunctionMode):
         if not operands:
             return func(*args, **kwargs)
         if self._opaque is not None:
-            args, kwargs = map_tensors(self.tracker.current, (args, kwargs))
+            if self.tracker.has_aliases:
+                args, kwargs = map_tensors(self._current, (args, kwargs))
             with torch.no_grad():
                 return func(*args, **kwargs)
         return self.apply(func, args, kwargs, operands)
@@ -133,13 +147,15 @@ class Engine(TorchFunctionMode):
     ) -> Any:
         """Runs one call under its rule."""
         if self.tracker.has_aliases:
-            args, kwargs = map_tensors(self.tracker.current, (args, kwargs))
+            args, kwargs = map_tensors(self._current, (args, kwargs))
             operands = None
         operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
         if name in QUERIES:
             return func(*args, **kwargs)
         varying = [t for t in operands if self._checked(t, name)]
+        if name in CREATION or (name in SHAPED_BY_SECOND and not self.tracker.varies(operands[0])):
+            varying = []
         if not varying:
             if any(t.requires_grad for t in operands):
                 with torch.no_grad():
@@ -148,12 +164,24 @@ class Engine(TorchFunctionMode):
         if works_in_place or name == "setitem" or isinstance(kwargs.get("out"), Tensor):
             return in_place.run(self, func, name, args, kwargs)
         row = row_of(name)
-        if is_python_source(func) and (row is None or func.__module__ == "torch.nn.functional"):
+        if (
+            is_python_source(func)
+            and (row is None or func.__module__ == "torch.nn.functional")
+            and not is_registered(name)
+        ):
             with self:
                 return opened(func)(*args, **kwargs)
         if self.recording is not None or not torch.is_grad_enabled():
             return self._run_without_graph(func, name, args, kwargs, row, varying)
         return self._run_rule(func, name, args, kwargs, row, varying)
+
+    def _current(self, tensor: Tensor) -> Tensor:
+        """The tensor that stands for this one; a view of a constant that has become dependent is taken anew."""
+        found = self.tracker.current(tensor)
+        root = tensor._base
+        if found is not tensor or root is None or self.tracker.current(root) is root:
+            return found
+        return in_place.refresh(self, tensor)
 
     def _checked(self, tensor: Tensor, name: str) -> bool:
         """Whether the tensor varies; finds those that came out of an operation the engine never saw."""
@@ -176,8 +204,14 @@ class Engine(TorchFunctionMode):
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
                 self.tracker.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
-        if self.recording is not None and row is not None:
+        if row is not None and isinstance(row.rule, Surrogate):
+            # Recorded and replayed as the operations that it is made of.
+            with self:
+                row.rule.function(*args, **kwargs)
+        elif row is not None and self.recording is not None:
             self.recording.append(Reference(name, *map_tensors(Tensor.detach, (args, kwargs, out))))
+        elif row is not None and self._reference is not None:
+            self._next_reference(name)
         return out
 
     def _run_rule(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
@@ -188,9 +222,11 @@ class Engine(TorchFunctionMode):
             layout = self.tracker.layout(output) or self._follow(row, varying, output, args, kwargs, func)
             self.books.enter(output, constant, kind, site, layout)
 
-        tapped = self.books.itemised and not (row is not None and isinstance(row.rule, Surrogate))
+        composite = row is not None and isinstance(row.rule, Surrogate)
+        tapped = self.books.itemised and not composite
         own_args, own_kwargs = map_tensors(self._operand(site if tapped else None), (args, kwargs))
-        reference = self._next_reference(name) if self._reference is not None and row is not None else None
+        replayed = self._reference is not None and row is not None and not composite
+        reference = self._next_reference(name) if replayed else None
         call = Call(
             func,
             name,
@@ -215,15 +251,18 @@ class Engine(TorchFunctionMode):
             with torch.no_grad():
                 exact = func(*args, **kwargs)
             out = linearised(out, exact)
-        self._count(row, name, varying)
+        if row is not None or any(t.requires_grad for t in tensors(out)):
+            self._count(row, name, varying)
         if row is not None and row.rule in (bilinear.mix, bilinear.multiply):
             self._note_even_split(out, name, varying)
-        level = self._output_level(row, varying)
+        level = self._output_level(row, call, varying)
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
                 continue
             layout = self._follow(row, varying, t, args, kwargs, func)
-            if row is None or not isinstance(row.rule, Surrogate):
+            if name in ("detach", "data"):
+                self.tracker.detached(t)
+            if not composite:
                 self.tracker.track(t, level, layout)
             self.dtypes.add(t.dtype)
             if self._inspect is not None:
@@ -282,16 +321,15 @@ class Engine(TorchFunctionMode):
 
             out.register_hook(count)
 
-    def _output_level(self, row: Row | None, varying: list[Tensor]) -> Level:
-        carriers = [t for t in varying if t.requires_grad] or varying
-        lowest = min(map(self.tracker.level, carriers))
+    def _output_level(self, row: Row | None, call: Call, varying: list[Tensor]) -> Level:
         if row is None:
             return Level.SIGNAL
-        if row.level is not None:
-            return row.level
-        if row.renews is not None and len(varying) == 1 and lowest <= row.renews:
-            return Level.SIGNAL
-        return lowest
+        level = row.level(call) if callable(row.level) else row.level
+        if level is not None:
+            return level
+        lowest = min(map(self.tracker.level, [t for t in varying if t.requires_grad] or varying))
+        renewed = row.renews is not None and len(varying) == 1 and lowest <= row.renews
+        return Level.SIGNAL if renewed else lowest
 
     # Samples ----------------------------------------------------------------------------------------------------
 
@@ -318,23 +356,27 @@ class Engine(TorchFunctionMode):
 
     # Modules with a rule of their own -----------------------------------------------------------------------------
 
-    def _apply_module_rule(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        self._opaque = None
-        row = MODULES[type(module)]
+    def _apply_module_rule(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        row = MODULES[type(module)][-1]
         if isinstance(row.rule, Surrogate):
             row = replace(row, rule=Surrogate(partial(row.rule.function, module)))
-        args = map_tensors(self.tracker.current, args)
-        given, value = tensors(args), map_tensors(Tensor.detach, output)
+        kwargs = map_tensors(self._current, kwargs)
+        given, value = tensors((args, kwargs)), map_tensors(Tensor.detach, output)
+        varying = [t for t in given if self._checked(t, type(module).__name__)]
+        if not varying:
+            return output
 
-        def forward(*inputs: Any) -> Any:
+        def forward(*inputs: Any, **options: Any) -> Any:
             """What the module has just returned; it runs again only where a rule asks for other inputs."""
-            if all(a is b for a, b in zip(tensors(inputs), given, strict=True)):
+            if all(a is b for a, b in zip(tensors((inputs, options)), given, strict=True)):
                 return value
             with torch.no_grad():
-                return module.forward(*inputs)
+                return module.forward(*map_tensors(Tensor.clone, inputs), **map_tensors(Tensor.clone, options))
 
-        varying = [t for t in given if self.tracker.varies(t)]
-        return self._run_rule(forward, type(module).__name__, args, {}, row, varying)
+        name = type(module).__name__
+        if self.recording is not None or not torch.is_grad_enabled():
+            return self._run_without_graph(forward, name, args, kwargs, row, varying)
+        return self._run_rule(forward, name, args, kwargs, row, varying)
 
     # Reference passes -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from hilrp.errors import InputError
 from hilrp.ledger import Ledger
 from hilrp.rules import Rules
+from hilrp.tree import tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,8 +55,6 @@ class Explanation:
 
     @staticmethod
     def _image(tree: Any) -> Tensor:
-        from hilrp.tree import tensors
-
         image = next((t for t in tensors(tree) if t.ndim == 4), None)
         if image is None:
             raise InputError("This explanation has no image input [B,C,H,W], hence no map; use .relevance.")

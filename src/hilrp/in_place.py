@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hilrp.engine import Engine
 
 #: In-place calls that assign values and have no out-of-place twin.
-_ASSIGN = {"copy": lambda args: args[1], "fill": lambda args: args[1], "zero": lambda args: 0}
+_ASSIGN: dict[str, Any] = {"copy": lambda value, *_: value, "fill": lambda value: value, "zero": lambda: 0}
 #: In-place calls that change the shape and not the values.
 _RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims"])
 
@@ -26,26 +26,24 @@ _RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swa
 def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an in-place call (or one with ``out=``) and returns the tensor that stands for its target."""
     if isinstance(kwargs.get("out"), Tensor):
-        target = kwargs.pop("out")
-        new = engine.apply(func, args, kwargs)
-    elif name == "setitem":
-        target = args[0]
-        new = engine.apply(set_item, args, kwargs)
-    elif name in _ASSIGN:
-        target = args[0]
-        new = engine.apply(set_item, (target, (...,), _ASSIGN[name](args)), {})
-    elif name in ("requires_grad", "detach"):
-        return (
-            func(*args, **kwargs)
-            if name == "requires_grad"
-            else _replace(engine, args[0], engine.apply(torch.detach, args, {}))
-        )
+        target = kwargs["out"]
+        new = engine.apply(func, args, {key: value for key, value in kwargs.items() if key != "out"})
     else:
         target = args[0]
-        new = engine.apply(_twin(name, engine.path), args, kwargs)
-        if name in _RESHAPE:
-            engine.tracker.alias(target, new)
-            return new
+        if name == "setitem":
+            new = engine.apply(set_item, args, kwargs)
+        elif name in _ASSIGN:
+            new = engine.apply(set_item, (target, (...,), _ASSIGN[name](*args[1:], *kwargs.values())), {})
+        else:
+            new = engine.apply(_twin(name, engine.path), args, kwargs)
+    if name in _RESHAPE:
+        engine.tracker.alias(target, new)
+        return new
+    if engine.tracker.is_detached(target):
+        raise ModelError(
+            f"`{name}` in {engine.path or '(model)'} writes to a tensor that shares its memory with another through detach() or "
+            ".data, which hilrp can't follow. Write to a clone() of it."
+        )
     if new.dtype != target.dtype:
         new = engine.apply(Tensor.to, (new, target.dtype), {})
     return _replace(engine, target, new)
@@ -70,15 +68,25 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
         engine.tracker.alias(target, new)
         return new
 
-    def place(view: Tensor) -> tuple[Any, ...]:
-        return tuple(view.shape), view.stride(), view.storage_offset() - root.storage_offset()
-
-    new_root = engine.apply(write, (engine.tracker.current(root), new, root.stride(), *place(target)), {})
+    new_root = engine.apply(write, (engine.tracker.current(root), new, root.stride(), *_place(target, root)), {})
     engine.tracker.alias(root, new_root)
     for view in (target, *views):
         if view is not root:
-            engine.tracker.alias(view, engine.apply(torch.as_strided, (new_root, *place(view)), {}))
+            refresh(engine, view)
     return engine.tracker.current(target)
+
+
+def _place(view: Tensor, root: Tensor) -> tuple[Any, ...]:
+    return tuple(view.shape), view.stride(), view.storage_offset() - root.storage_offset()
+
+
+def refresh(engine: Engine, view: Tensor) -> Tensor:
+    """Takes a view anew from the tensor that stands for its base."""
+    root = view._base
+    assert root is not None
+    new = engine.apply(torch.as_strided, (engine.tracker.current(root), *_place(view, root)), {})
+    engine.tracker.alias(view, new)
+    return new
 
 
 def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:

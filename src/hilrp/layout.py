@@ -115,6 +115,11 @@ def _trace(func: Callable[..., Any], ndim: int, axis: int, positional: Any, name
     return sizes.index(101 + axis) if sizes.count(101 + axis) == 1 else None
 
 
+def aligned_or_traced(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
+    """Max and min: of two tensors elementwise, of one over an axis."""
+    return (aligned if len(tensors(args)) == 2 else traced)(placed, out, batch, args, func)
+
+
 def multiplied(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     """Matmul and kin: leading axes align, rows come from the first factor and columns from the second."""
     first, second = tensors(args)[:2]
@@ -135,11 +140,18 @@ def multiplied(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) ->
 def summed_by_letters(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:
     """einsum: the letter of the sample axis names it in the output."""
     equation, *operands = args[0]
-    if not isinstance(equation, str) or "->" not in equation or "." in equation:
+    if not isinstance(equation, str) or "->" not in equation:
         return None
     operands = tensors(operands)
     inputs, output = equation.replace(" ", "").split("->")
+    dots = max(
+        (t.ndim - len(i.replace("...", "")) for i, t in zip(inputs.split(","), operands, strict=True)), default=0
+    )
+    # An ellipsis stands for the axes without letters: give them digits, aligned from the right.
+    digits = "".join(map(str, range(dots)))
+    output = output.replace("...", digits)
     for letters, operand in zip(inputs.split(","), operands, strict=True):
+        letters = letters.replace("...", digits[dots - (operand.ndim - len(letters.replace("...", ""))) :])
         for tensor, layout in placed:
             if tensor is operand and layout is not None and letters[layout.axis] in output:
                 return Layout(output.index(letters[layout.axis]), layout.inner)
@@ -172,13 +184,24 @@ def probed(placed: Placed, out: Tensor, batch: int, args: Any, func: Any) -> Lay
     tensor, layout = placed[0]
     if len(placed) != 1 or layout is None:
         return None
-    if any(t is not tensor for t in tensors(args)):
+    if not _plain(args, tensor):
         return _probe(tensor, layout, out, batch, args, func)
-    shapes = map_tensors(lambda t: tuple(t.shape), args)
-    key = repr((func, shapes, tuple(out.shape), layout, batch))
+    shown = map_tensors(lambda t: (tuple(t.shape), t.stride()), args)
+    key = repr((func, shown, tuple(out.shape), layout, batch))
     if key not in _probed:
+        if len(_probed) >= 4096:
+            _probed.clear()
         _probed[key] = _probe(tensor, layout, out, batch, args, func)
     return _probed[key]
+
+
+def _plain(tree: Any, tensor: Tensor) -> bool:
+    """Whether the arguments besides the operand are numbers, slices and the like, which ``repr`` tells apart."""
+    if isinstance(tree, (tuple, list)):
+        return all(_plain(item, tensor) for item in tree)
+    if isinstance(tree, dict):
+        return all(_plain(item, tensor) for item in tree.values())
+    return tree is tensor or tree is None or tree is Ellipsis or isinstance(tree, (int, float, str, slice, torch.dtype))
 
 
 def _probe(tensor: Tensor, layout: Layout, out: Tensor, batch: int, args: Any, func: Any) -> Layout | None:

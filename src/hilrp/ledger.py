@@ -59,8 +59,11 @@ def per_sample(c: Tensor, g: Tensor, layout: Layout | None, batch: int) -> Tenso
 
 
 def _without_masks(t: Tensor) -> Tensor:
-    """An infinite value is a mask (of attention, or of max-pooling's margin): its gradient is zero, and so is its share."""
-    return t if t.is_complex() else t.nan_to_num(nan=float("nan"), posinf=0.0, neginf=0.0)
+    """Values that aren't finite are masks (of attention, of max-pooling's margin, of nanmean): they have no share.
+
+    Their gradient is zero; if it weren't, the score itself would not be finite.
+    """
+    return t if t.is_complex() else t.nan_to_num(0.0, 0.0, 0.0)
 
 
 _Account = TypeVar("_Account")
@@ -85,6 +88,11 @@ class Books:
     flows: dict[Site, Tensor] = field(default_factory=dict)
     unsplit: bool = False
     seed: float = 1.0
+
+    def clear(self) -> None:
+        """Begins new books for another backward pass of the same graph."""
+        self.shares.clear()
+        self.flows.clear()
 
     def enter(self, output: Tensor, constant: Tensor, kind: str, site: Site, layout: Layout | None) -> None:
         """Books, once the gradient of ``output`` is known, the share that ``constant`` keeps of it."""
@@ -156,6 +164,23 @@ class Ledger:
                 explained[site] = explained[site] + share
         leaks = {str(site): flow - explained[site] for site, flow in books.flows.items()}
         return Ledger(score.double(), pixels.double(), entries, leaks, books.itemised)
+
+    @staticmethod
+    def joined(ledgers: list[Ledger]) -> Ledger:
+        """The ledgers of several samples as one."""
+
+        def join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+            names = dict.fromkeys(name for part in parts for name in part)
+            none = torch.zeros_like(ledgers[0].score)
+            return {name: torch.cat([part.get(name, none) for part in parts]) for name in names}
+
+        return Ledger(
+            score=torch.cat([each.score for each in ledgers]),
+            pixels=torch.cat([each.pixels for each in ledgers]),
+            entries=join([each.entries for each in ledgers]),
+            leaks=join([each.leaks for each in ledgers]),
+            itemised=ledgers[0].itemised,
+        )
 
     @property
     def constants(self) -> Tensor:

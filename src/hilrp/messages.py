@@ -15,6 +15,21 @@ def place(path: str, module: nn.Module | None = None) -> str:
     return name if module is None else f"{name} ({type(module).__name__})"
 
 
+def failed_forward(error: Exception, where: str, shapes: str) -> str:
+    """The model, or a rule, raised."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    source = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
+    # The original function runs in hilrp.primitives.call; anything else of ours that raises is a defect.
+    if source.startswith("hilrp.") and source != "hilrp.primitives.call":
+        return f"hilrp failed by itself in {where} ({source}): {type(error).__name__}: {error}. Please report this."
+    return (
+        f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: {error}. Check that the input has "
+        "the shape, type and device that the model expects."
+    )
+
+
 def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None) -> AuditError:
     """An operation that no primitive covers."""
     full = f"{getattr(func, '__module__', None) or 'torch.Tensor'}.{name}".replace(
@@ -31,13 +46,9 @@ def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None)
 def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     """A tensor that came out of code that the engine can't see into."""
     origin = tensor.grad_fn.name() if tensor.grad_fn is not None else "unknown"
-    kind = (
-        "a custom autograd.Function"
-        if "Backward" in origin and "Torch" not in origin and not origin[0].isdigit()
-        else "compiled code"
-    )
-    native = origin[-1].isdigit() or origin.startswith("torch::")
-    source = "code that was scripted or compiled" if native else kind
+    # torch's own nodes end in a digit (MulBackward0); a custom function's is named after its class.
+    custom = origin.endswith("Backward")
+    source = "a custom autograd.Function" if custom else "code that was scripted or compiled"
     return AuditError(
         f"A tensor that `{consumer}` uses in {place(path)} depends on the input through operations that hilrp did not see: "
         f"it was made by {source} (autograd node {origin}). Its gradient isn't a conserving rule. Give the module that "
@@ -52,20 +63,26 @@ def check_randomness(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None, path: str
 ) -> None:
     """Dropout and batch statistics make the output of one sample depend on chance or on the others."""
-    if name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"):
-        p, training = (
-            args[1] if len(args) > 1 else kwargs.get("p", 0.5),
-            args[2] if len(args) > 2 else kwargs.get("train", True),
+
+    def argument(position: int, keyword: str, default: Any) -> Any:
+        return args[position] if len(args) > position else kwargs.get(keyword, default)
+
+    if name in _DROPOUT and argument(1, "p", 0.5) > 0 and argument(2, "train", True):
+        raise ModelError(f"Dropout is active in {place(path, module)}. Call model.eval() before explaining.")
+    if name == "rrelu" and argument(3, "training", False):
+        raise ModelError(
+            f"The random slope of rrelu is active in {place(path, module)}. Call model.eval() before explaining."
         )
-        if training and p > 0:
-            raise ModelError(f"Dropout is active in {place(path, module)}. Call model.eval() before explaining.")
-    if name == "batch_norm" and args[5]:
+    if name == "scaled_dot_product_attention" and argument(4, "dropout_p", 0.0) > 0:
+        raise ModelError(f"Attention dropout is active in {place(path, module)}. Call model.eval() before explaining.")
+    if name == "batch_norm" and argument(5, "training", False):
         raise ModelError(
             f"Batch normalisation in {place(path, module)} uses the statistics of the batch, so that samples explain each other. "
             "Call model.eval() before explaining; a layer without running statistics can't be explained."
         )
-    if name == "scaled_dot_product_attention" and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
-        raise ModelError(f"Attention dropout is active in {place(path, module)}. Call model.eval() before explaining.")
+
+
+_DROPOUT = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout")
 
 
 def training_mode(path: str, module: nn.Module) -> ModelError:

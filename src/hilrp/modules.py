@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as registry
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 
@@ -19,15 +20,17 @@ class ModuleWatch:
 
     Args:
         model: The model whose modules have paths.
-        on_enter: Called with (module, positional arguments) when a module begins.
-        on_leave: Called with (module, output) when it ends; what it returns, if anything, replaces the output.
+        on_enter: Called with (module, positional arguments) when a module begins; what it returns, if anything,
+            replaces the arguments.
+        on_leave: Called with (module, keyword arguments, output) when it ends; what it returns, if anything,
+            replaces the output.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        on_enter: Callable[[nn.Module, tuple[Any, ...]], None],
-        on_leave: Callable[[nn.Module, Any], Any],
+        on_enter: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None],
+        on_leave: Callable[[nn.Module, dict[str, Any], Any], Any],
     ) -> None:
         modules = list(model.named_modules(remove_duplicate=False))
         self._paths = {id(module): path for path, module in reversed(modules)}
@@ -39,28 +42,38 @@ class ModuleWatch:
         """Begins to watch the modules that run in this thread."""
         thread = threading.get_ident()
 
-        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
             if threading.get_ident() == thread:
                 self._stack.append(module)
-                self._on_enter(module, args)
+                return self._on_enter(module, args)
+            return None
 
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if threading.get_ident() != thread:
                 return None
             # A model that catches an exception inside leaves modules on the stack that never returned.
             while self._stack and self._stack[-1] is not module:
                 self._stack.pop()
-            replaced = self._on_leave(module, output)
+            replaced = self._on_leave(module, kwargs, output)
             if self._stack:
                 self._stack.pop()
             return replaced
 
-        self._handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+        self._handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, with_kwargs=True),
+        ]
 
     def close(self) -> None:
         """Stops watching. The stack stays as it was, so that an error can still be placed."""
         for handle in self._handles:
             handle.remove()
+            # torch leaves this entry of a global hook behind.
+            getattr(registry, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
+
+    def is_running(self, module: nn.Module) -> bool:
+        """Whether the module has begun and not ended."""
+        return any(each is module for each in self._stack)
 
     @property
     def path(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from hilrp.errors import InputError
 from hilrp.layout import aligned, kept
@@ -22,23 +24,25 @@ KINDS: dict[str, Row] = {
     "stop": Row(Primitive.NORMALISATION, normalisation.stop, aligned, Level.GATE),
 }
 
-OPERATIONS: dict[str, Row] = {}
-MODULES: dict[type[nn.Module], Row] = {}
+#: The rules in force, the latest last.
+OPERATIONS: dict[str, list[Row]] = {}
+MODULES: dict[type[nn.Module], list[Row]] = {}
 
 
 class Registration:
     """A rule in force. `remove` (or leaving the ``with`` block) takes it out again."""
 
-    def __init__(self, rows: dict[Any, Row], key: Any, row: Row) -> None:
-        self._rows, self._key, self._before = rows, key, rows.get(key)
-        rows[key] = row
+    def __init__(self, rows: dict[Any, list[Row]], key: Any, row: Row) -> None:
+        self._rows, self._key, self._row = rows, key, row
+        rows.setdefault(key, []).append(row)
 
     def remove(self) -> None:
-        """Restores what was in force before."""
-        if self._before is None:
-            self._rows.pop(self._key, None)
+        """Takes the rule out; one that was registered before it is in force again."""
+        rows = [row for row in self._rows.get(self._key, []) if row is not self._row]
+        if rows:
+            self._rows[self._key] = rows
         else:
-            self._rows[self._key] = self._before
+            self._rows.pop(self._key, None)
 
     def __enter__(self) -> Registration:
         return self
@@ -73,14 +77,17 @@ def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[
         ...     pass
     """
     is_module = isinstance(target, type) and issubclass(target, nn.Module)
-    if not is_module and not callable(target):
-        raise InputError(f"hilrp.register: {target!r} is neither a torch function nor an nn.Module class.")
+    if not is_module and not _is_torchs(target):
+        raise InputError(
+            f"hilrp.register: {target!r} is neither a torch function nor an nn.Module class. Calls of other Python functions "
+            "can't be seen; register the class of the module that makes them."
+        )
     if isinstance(rule, str):
         if rule not in KINDS:
             raise InputError(
                 f"hilrp.register: {rule!r} is not a rule. Use one of {', '.join(KINDS)}, or a surrogate function."
             )
-        row = KINDS[rule]
+        row = replace(KINDS[rule])
     else:
         row = Row(Primitive.LINEAR, Surrogate(rule), kept)
     if is_module:
@@ -88,6 +95,19 @@ def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[
     return Registration(OPERATIONS, operation_name(target)[0], row)  # type: ignore[arg-type]
 
 
+def _is_torchs(target: Any) -> bool:
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return True
+    owner = getattr(target, "__objclass__", None) or getattr(target, "__self__", None)
+    module = getattr(target, "__module__", None) or getattr(owner, "__module__", None) or ""
+    return callable(target) and (module == "torch" or module.startswith("torch."))
+
+
+def is_registered(name: str) -> bool:
+    """Whether the user has given the operation a rule."""
+    return name in OPERATIONS
+
+
 def row_of(name: str) -> Row | None:
-    """The rule of an operation: the user's, or the table's."""
-    return OPERATIONS.get(name) or TABLE.get(name)
+    """The rule of an operation: the user's latest, or the table's."""
+    return OPERATIONS[name][-1] if name in OPERATIONS else TABLE.get(name)

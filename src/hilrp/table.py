@@ -23,6 +23,7 @@ from hilrp.layout import (
     Layout,
     Placed,
     aligned,
+    aligned_or_traced,
     indexed,
     kept,
     multiplied,
@@ -54,19 +55,19 @@ class Primitive(Enum):
 class Row:
     """One kind of operation.
 
-    ``level`` is the gate level of the output; ``None`` keeps the lowest of the operands'. A linear map makes a new
+    ``level`` is the gate level of the output, or a function of the call; ``None`` keeps the lowest of the operands'. A linear map makes a new
     signal of an operand whose level is at most ``renews``.
     """
 
     primitive: Primitive
     rule: Rule
     follow: Follow
-    level: Level | None = None
+    level: Level | Callable[[Call], Level | None] | None = None
     renews: Level | None = None
 
 
 L, B, N, R = Primitive
-SIGNAL, FEATURE, GATE = Level
+SIGNAL, FEATURE, GATE, ATTENTION = Level
 
 _ROWS: list[tuple[Row, str]] = [
     # Linear maps ---------------------------------------------------------------------------------------------
@@ -92,14 +93,16 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, normalisation.group_norm, kept, SIGNAL), "group_norm"),
     (Row(N, normalisation.instance_norm, kept, SIGNAL), "instance_norm"),
     (Row(N, normalisation.divide, aligned), "div rdiv rtruediv"),
-    (Row(N, normalisation.activation, aligned), "gelu silu mish hardswish selu celu softsign hardshrink softshrink tanhshrink erf sin asinh atan"),
+    (Row(N, normalisation.activation, aligned), "gelu silu mish hardswish selu celu hardshrink softshrink sin asinh atan"),
     (Row(N, normalisation.activation, aligned, FEATURE), "elu relu6 square"),
-    (Row(N, normalisation.activation, aligned, GATE), "tanh sqrt log1p expm1"),
-    (Row(N, normalisation.power, aligned), "pow rpow"),
+    (Row(N, normalisation.activation, aligned, GATE), "tanh erf sqrt log1p expm1"),
+    (Row(N, normalisation.power, aligned, normalisation.power_level), "pow rpow"),
     (Row(N, normalisation.offset_activation, aligned, FEATURE), "exp exp2 softplus"),
     (Row(N, normalisation.offset_activation, aligned, GATE), "sigmoid hardsigmoid log_sigmoid"),
-    (Row(N, normalisation.offset_activation, aligned), "clamp clamp_min clamp_max hardtanh threshold maximum minimum cos erfc"),
-    (Row(N, bilinear.softmax, aligned, GATE), "softmax _softmax"),
+    (Row(N, normalisation.offset_activation, aligned, normalisation.clamp_level), "clamp"),
+    (Row(N, normalisation.offset_activation, aligned, GATE), "hardtanh erfc"),
+    (Row(N, normalisation.offset_activation, aligned), "clamp_min clamp_max threshold maximum minimum cos"),
+    (Row(N, bilinear.softmax, aligned, ATTENTION), "softmax _softmax"),
     (Row(N, normalisation.variance, traced, GATE), "var"),
     (Row(N, reindexing.native, traced, GATE), "std norm linalg_norm linalg_vector_norm"),
     (Row(N, normalisation.stop, aligned, GATE), "rsqrt reciprocal log log2 log10 log_softmax floor ceil round trunc sign"),
@@ -109,11 +112,11 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, reindexing.native, aligned), "leaky_relu prelu rrelu"),
     (Row(R, reindexing.native, kept), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
         "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"),
-    (Row(R, normalisation.select, traced), "max min"),
+    (Row(R, normalisation.select, aligned_or_traced), "max min"),
     (Row(R, reindexing.native, traced), "amax amin median topk sort"),
     # Reindexing ----------------------------------------------------------------------------------------------
     (Row(R, reindexing.native, row_major), "view reshape view_as reshape_as flatten unflatten ravel squeeze unsqueeze"),
-    (Row(R, reindexing.native, aligned), "contiguous clone alias positive to type float double half bfloat16 cuda cpu type_as expand expand_as "
+    (Row(R, reindexing.native, aligned), "contiguous clone alias positive to type float double half bfloat16 cuda cpu type_as expand expand_as broadcast_tensors "
         "broadcast_to dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout conj real imag roll flip"),
     (Row(R, reindexing.native, traced), "permute transpose t T mT H mH movedim moveaxis swapaxes swapdims select unbind diagonal"),
     (Row(R, reindexing.native, kept), "chunk split split_with_sizes tensor_split unsafe_chunk narrow pixel_shuffle pixel_unshuffle channel_shuffle "
@@ -128,7 +131,8 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(R, reindexing.detach, aligned, GATE), "detach data"),
     # Made of others: written out in primitives/composite.py ----------------------------------------------------
     (Row(B, Surrogate(composite.cosine_similarity), traced), "cosine_similarity"),
-    (Row(L, Surrogate(composite.addmm), kept), "addmm baddbmm"),
+    (Row(L, Surrogate(composite.addmm), kept), "addmm"),
+    (Row(L, Surrogate(composite.baddbmm), kept), "baddbmm"),
     (Row(L, Surrogate(composite.addcmul), aligned), "addcmul"),
     (Row(L, Surrogate(composite.addcdiv), aligned), "addcdiv"),
     (Row(L, Surrogate(composite.lerp), aligned), "lerp"),
@@ -146,6 +150,14 @@ _SYNONYMS = {
     "absolute": "abs", "negative": "neg", "concat": "cat", "concatenate": "cat", "clip": "clamp", "special_expit": "sigmoid",
     "special_softmax": "softmax", "arctan": "atan", "arcsinh": "asinh", "row_stack": "vstack", "frobenius_norm": "norm",
 }  # fmt: skip
+
+#: Operations that take only shape and type from their operands: what they make is a constant.
+CREATION = frozenset(
+    "zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
+    "new_tensor new_empty_strided bernoulli".split()
+)
+#: Operations that take only shape or type from their second operand.
+SHAPED_BY_SECOND = frozenset("type_as to expand_as view_as reshape_as broadcast_to".split())
 
 #: Questions about a tensor, whose answers aren't tensors on the relevance path.
 QUERIES = frozenset(

@@ -31,6 +31,7 @@ class Tracker:
         self._info: dict[int, tuple[weakref.ref[Tensor], Info]] = {}
         self._views: dict[int, list[weakref.ref[Tensor]]] = {}
         self._aliases: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._detached: dict[int, weakref.ref[Tensor]] = {}
         self._input_nodes: list[Any] = []
 
     def info(self, tensor: Tensor) -> Info | None:
@@ -78,6 +79,15 @@ class Tracker:
             queue += [parent for parent, _ in node.next_functions]
         return False
 
+    def detached(self, tensor: Tensor) -> None:
+        """Notes a tensor that shares its memory with another, unknown to autograd."""
+        self._detached[id(tensor)] = weakref.ref(tensor)
+
+    def is_detached(self, tensor: Tensor) -> bool:
+        """Whether the tensor came out of ``detach()`` or ``.data``."""
+        found = self._detached.get(id(tensor))
+        return found is not None and found() is tensor
+
     # In-place operations --------------------------------------------------------------------------------------
 
     def current(self, tensor: Tensor) -> Tensor:
@@ -102,5 +112,5 @@ class Tracker:
 
     def release(self) -> None:
         """Lets go of the pass's tensors."""
-        for table in (self._info, self._views, self._aliases, self._input_nodes):
+        for table in (self._info, self._views, self._aliases, self._detached, self._input_nodes):
             table.clear()

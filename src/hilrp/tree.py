@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -24,9 +25,14 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
     elif isinstance(tree, (tuple, list)):
         for item in tree:
             _collect(item, found)
-    elif not isinstance(tree, _PLAIN) and isinstance(tree, Mapping):
+    elif isinstance(tree, _PLAIN):
+        return
+    elif isinstance(tree, Mapping):
         for item in tree.values():
             _collect(item, found)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            _collect(getattr(tree, field.name), found)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
@@ -42,6 +48,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
         return type(tree)(items) if type(tree) in (tuple, list, torch.Size) else tuple(items)
     if isinstance(tree, Mapping):
         mapped = {key: map_tensors(function, item) for key, item in tree.items()}
-        # transformers' ModelOutput is a dataclass and a mapping at once: its fields are its arguments.
-        return mapped if type(tree) is dict else type(tree)(**mapped)
+        # transformers' ModelOutput is a dataclass and a mapping at once; other mappings become dictionaries.
+        return type(tree)(**mapped) if is_dataclass(tree) else mapped
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{f.name: map_tensors(function, getattr(tree, f.name)) for f in fields(tree) if f.init})
     return tree

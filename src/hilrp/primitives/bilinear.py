@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from hilrp.primitives import linear
-from hilrp.primitives.call import Call
+from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised, scale_gradient
 from hilrp.primitives.normalisation import stop
+from hilrp.tree import map_tensors
 
 
 def mix(call: Call) -> Tensor:
@@ -67,11 +68,12 @@ def product(call: Call) -> Tensor:
 
 
 def _even_split(call: Call, y: Tensor, carriers: int) -> Tensor:
-    # Factors that gates produced have no graph: their part stays with them and is booked as such.
-    factors = sum(map(call.varies, call.operands))
-    out = scale_gradient(y, 1 / factors)
-    if carriers < factors:
-        call.book(out, y.detach() * (1 - carriers / factors), "gate")
+    # Attention weights have no graph: their part stays with them and is booked as such. Other gates without a graph
+    # are statistics (the divisor of a norm), which have no part.
+    weights = sum(not t.requires_grad and call.level(t) is Level.ATTENTION for t in call.operands)
+    out = scale_gradient(y, 1 / (carriers + weights))
+    if weights:
+        call.book(out, y.detach() * (weights / (carriers + weights)), "gate")
     return out
 
 
@@ -99,7 +101,9 @@ def attention(call: Call) -> Tensor:
 
 def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     options = {name: value for name, value in call.kwargs.items() if name not in ("query", "key", "value")}
-    y: Tensor = call.func(q, k, v, *call.args[3:], **options)
+    # A mask that depends on the input belongs to the weights.
+    rest, options = map_tensors(Tensor.detach, (call.args[3:], options))
+    y: Tensor = call.func(q, k, v, *rest, **options)
     return y
 
 

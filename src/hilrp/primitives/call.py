@@ -20,8 +20,10 @@ class Level(IntEnum):
     SIGNAL = 0
     #: Non-negative kernel features (relu, exp): gates beside a signal, signals beside a gate.
     FEATURE = 1
-    #: Softmax and sigmoid-like gates, statistics of the input (norms, variances, reciprocals).
+    #: Sigmoid-like gates and statistics of the input (norms, variances, reciprocals).
     GATE = 2
+    #: Attention weights: where products are split evenly, they are the gates that keep their share.
+    ATTENTION = 3
 
 
 class Reference(NamedTuple):

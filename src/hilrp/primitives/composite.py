@@ -26,45 +26,51 @@ class Surrogate:
         return self.function(*call.args, **call.kwargs)
 
 
-def addmm(a: Tensor, b: Tensor, c: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta a + alpha b c`` with a matrix product."""
-    return beta * a + alpha * (b @ c)
+    return beta * input + alpha * (mat1 @ mat2)
 
 
-def addcmul(a: Tensor, b: Tensor, c: Tensor, *, value: float = 1) -> Tensor:
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """The same for batches of matrices."""
+    return addmm(input, batch1, batch2, beta=beta, alpha=alpha)
+
+
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     """``a + value b c``."""
-    return a + value * (b * c)
+    return input + value * (tensor1 * tensor2)
 
 
-def addcdiv(a: Tensor, b: Tensor, c: Tensor, *, value: float = 1) -> Tensor:
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     """``a + value b / c``."""
-    return a + value * (b / c)
+    return input + value * (tensor1 / tensor2)
 
 
-def lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """``start + weight (end - start)``."""
-    return start + weight * (end - start)
+def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """``input + weight (end - input)``."""
+    return input + weight * (end - input)
 
 
-def glu(x: Tensor, dim: int = -1) -> Tensor:
+def glu(input: Tensor, dim: int = -1) -> Tensor:
     """``a sigmoid(b)`` over the two halves of an axis."""
-    a, b = x.chunk(2, dim)
+    a, b = input.chunk(2, dim)
     return a * b.sigmoid()
 
 
-def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """``a b / (|a| |b|)``: the norms are divisors, hence held fixed."""
+    a, b = torch.broadcast_tensors(x1, x2)
     return (a * b).sum(dim) / (a.norm(dim=dim).clamp_min(eps) * b.norm(dim=dim).clamp_min(eps))
 
 
-def var_mean(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def var_mean(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """The variance is a statistic, the mean a linear map."""
-    return torch.var(x, *args, **kwargs), _mean_like_var(x, *args, **kwargs)
+    return torch.var(input, *args, **kwargs), _mean_like_var(input, *args, **kwargs)
 
 
-def std_mean(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def std_mean(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """The same with the standard deviation."""
-    return torch.std(x, *args, **kwargs), _mean_like_var(x, *args, **kwargs)
+    return torch.std(input, *args, **kwargs), _mean_like_var(input, *args, **kwargs)
 
 
 def _mean_like_var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

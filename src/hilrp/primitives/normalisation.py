@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hilrp.primitives.call import Call
+from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised, normalise, scale_gradient, secant
 from hilrp.primitives.reindexing import affine
 
@@ -25,19 +25,42 @@ def offset_activation(call: Call) -> Tensor:
 
 def _secant(call: Call, offset: bool) -> Tensor:
     carriers = call.carriers
-    if len(carriers) != 1:
-        # Bounds that depend on the input (clamp, maximum) select: the native backward is exact.
-        y: Tensor = call.run()
-        return y
+    if not carriers:
+        return stop(call)
+    if len(carriers) > 1:
+        return _selection(call, carriers)
     (a,) = carriers
-    origin = None
-    if offset:
-        with torch.no_grad():
-            origin = call.run(lambda t: t.new_zeros(()) if t is a else t)
-    y = secant(a, call.value(), origin)
-    if origin is not None:
-        call.book(y, origin, "activation at zero")
+    y = call.value()
+    if not offset:
+        return secant(a, y)
+    with torch.no_grad():
+        # An infinite operand is a mask: there all of y is constant, and the line has no slope.
+        at_zero = call.run(lambda t: t.new_zeros(()) if t is a else t)
+        origin = torch.where(a.isinf(), y, at_zero)
+    y = secant(a, y, origin)
+    call.book(y, origin, "activation at zero")
     return y
+
+
+def _selection(call: Call, carriers: list[Tensor]) -> Tensor:
+    """Bounds that depend on the input (clamp, maximum) select; what none of them supplied came from a constant."""
+    y: Tensor = call.run()
+    with torch.no_grad():
+        supplied = torch.stack([(t == y).expand_as(y) for t in carriers]).any(0)
+    call.book(y, y.detach().masked_fill(supplied, 0), "constant")
+    return y
+
+
+def clamp_level(call: Call) -> Level | None:
+    """Bounded on both sides (a hard sigmoid written by hand), it is a gate."""
+    bounds = call.argument(1, "min"), call.argument(2, "max")
+    return Level.GATE if None not in bounds else None
+
+
+def power_level(call: Call) -> Level | None:
+    """Even powers are features, like ``square``."""
+    exponent = call.argument(1, "exponent")
+    return Level.FEATURE if isinstance(exponent, (int, float)) and exponent % 2 == 0 else None
 
 
 def power(call: Call) -> Tensor:
@@ -110,18 +133,19 @@ def group_norm(call: Call) -> Tensor:
 
 def instance_norm(call: Call) -> Tensor:
     """torch.instance_norm(x, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn)."""
-    x, weight, bias = call.args[:3]
-    if not call.args[5]:
+    x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
+    if not call.argument(5, "use_input_stats"):
         return affine(call, "norm shift")
     if call.rules.unlisted == "raw":
         return _raw(call)
-    return _norm(call, x, (x.shape[0] * x.shape[1], -1), *_affine(weight, bias, x), True, call.args[7])
+    return _norm(call, x, (x.shape[0] * x.shape[1], -1), *_affine(weight, bias, x), True, call.argument(7, "eps"))
 
 
 def batch_norm(call: Call) -> Tensor:
     """In evaluation an affine map: ``y = w (x - mean) / std + b``."""
-    x, weight, bias, mean, var = call.args[:5]
-    slope = (var + call.args[7]).rsqrt() * (1 if weight is None else weight)
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    x, weight, bias, mean, var = (call.argument(i, name) for i, name in enumerate(names))
+    slope = (var + call.argument(7, "eps")).rsqrt() * (1 if weight is None else weight)
     shift = -mean * slope if bias is None else bias - mean * slope
     # Not torch's backward: on the CPU it is wrong for a batch of one in some memory layouts (seen in 2.15).
     y = linearised(x, call.value(), _channels(slope, x))

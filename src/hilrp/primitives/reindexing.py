@@ -34,12 +34,18 @@ def add(call: Call) -> Tensor:
     return y
 
 
-def affine(call: Call, kind: str = "constant") -> Tensor:
+def affine(call: Call, kind: str = "constant") -> Any:
     """An affine map ``y = A a + c`` of any form (cat, pad, where, masked_fill): the constant is its value at zero."""
-    y: Tensor = call.run()
-    if y.requires_grad:
+    y = call.run()
+    if isinstance(y, Tensor) and y.requires_grad and _has_constant(call):
         call.book(y, call.at_zero(), kind)
     return y
+
+
+def _has_constant(call: Call) -> bool:
+    if call.name == "pad":
+        return call.argument(2, "mode", "constant") == "constant" and bool(call.argument(3, "value"))
+    return call.name not in ("cat", "stack", "hstack", "vstack") or not all(map(_carries, call.operands))
 
 
 def detach(call: Call) -> Tensor:

@@ -1,0 +1,192 @@
+"""One forward pass under the engine, and its backward passes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp import messages
+from hilrp.engine import Engine
+from hilrp.errors import AuditError, HilrpError, ModelError
+from hilrp.layout import Layout
+from hilrp.ledger import Books, Site
+from hilrp.rules import Rules
+from hilrp.stages import first_map, to_map
+from hilrp.targets import Contrast, Target, score_of
+from hilrp.tree import map_tensors, tensors
+
+#: Gradients of single pixels underflow in float16; the backward pass is started with this instead of one.
+_FLOAT16_SEED = 4096.0
+
+
+class Pass:
+    """A model run forward under the engine, ready to be run backward.
+
+    Args:
+        model: The model.
+        x: Its input: a tensor, a tuple of positional ones, or a mapping of keyword ones.
+        target: What to explain.
+        rules: The rule set.
+        books: Where constants' shares are entered.
+        on_problem: What to do about an operation without a rule.
+        batch: Number of samples. Inputs whose first axis has another length are held fixed.
+        stages: Modules whose maps to read in the backward pass.
+        inspect: Called with the output of each operation.
+
+    Attributes:
+        score: The explained scalars, ``[B]``.
+        classes: The explained classes, where the target is one.
+        output: The model's output, without a graph.
+        sums: Stage -> sum of relevance per sample, after `backward`.
+        maps: Stage -> relevance map, after `backward`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        target: Target | Contrast,
+        rules: Rules,
+        books: Books,
+        on_problem: Callable[[AuditError], None],
+        batch: int,
+        stages: Sequence[str] = (),
+        inspect: Callable[[Site, Tensor], None] | None = None,
+    ) -> None:
+        self.books = books
+        self.sums: dict[str, Tensor] = {}
+        self.maps: dict[str, Tensor] = {}
+        self._stages, self._batch = stages, batch
+        self._image = next((t.shape[2:] for t in tensors(x) if t.ndim == 4), None)
+        self.engine = engine = Engine(model, rules, books, on_problem, self._capture, inspect=inspect)
+        with torch.inference_mode(False), torch.enable_grad(), as_written():
+            self._leaves = map_tensors(self._leaf, x)
+            watched = Layout(0, 1)
+            inputs = map_tensors(lambda t: engine.tracker.watch(t, watched) if t.requires_grad else t, self._leaves)
+            with engine:
+                output = self._forward(model, inputs)
+                score, self.classes = score_of(output, target, batch)
+                score = engine.tracker.current(score)
+        _check_score(engine, score)
+        self._graph, self.score = score, score.detach()
+        self.output = map_tensors(lambda t: engine.tracker.current(t).detach(), output)
+        engine.release()
+        books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
+
+    def backward(self, sample: int | None = None) -> tuple[Any, Tensor]:
+        """Relevance in the form of the input, and its sum per sample.
+
+        With ``sample``, only that one's score is propagated, and the graph is kept for others.
+        """
+        seeds = torch.full_like(self.score, self.books.seed)
+        if sample is not None:
+            seeds = seeds * (torch.arange(len(seeds), device=seeds.device) == sample)
+        wanted = [t for t in tensors(self._leaves) if t.requires_grad]
+        try:
+            with torch.inference_mode(False):
+                gradients = torch.autograd.grad(
+                    self._graph, wanted, seeds, retain_graph=sample is not None, allow_unused=True
+                )
+        except RuntimeError as error:
+            raise ModelError(
+                f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient checkpointing, turn it "
+                "off: what it runs again in the backward pass, the engine doesn't see."
+            ) from error
+        given = {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
+        relevance = map_tensors(
+            lambda t: t.detach() * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
+        )
+        sums = [
+            r.double().flatten(1).sum(1)
+            for t, r in zip(tensors(self._leaves), tensors(relevance), strict=True)
+            if t.requires_grad
+        ]
+        return relevance, torch.stack(sums).sum(0)
+
+    def _leaf(self, t: Tensor) -> Tensor:
+        # A clone made here is an ordinary tensor even where the caller's was made in inference mode.
+        t = t.detach().clone()
+        return t.requires_grad_() if t.is_floating_point() and t.shape[:1] == (self._batch,) else t
+
+    def _forward(self, model: nn.Module, inputs: Any) -> Any:
+        try:
+            return call_model(model, inputs)
+        except HilrpError:
+            raise
+        except Exception as error:
+            where = messages.place(self.engine.path, self.engine.module)
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
+            raise ModelError(messages.failed_forward(error, where, shapes)) from error
+
+    def _capture(self, path: str, module: nn.Module, output: Any) -> None:
+        """Reads a stage's relevance when the backward pass comes by."""
+        features = first_map(output) if path in self._stages else None
+        if features is None or features.shape[0] != self._batch:
+            return
+        value, image, books, sums, maps = features.detach(), self._image, self.books, self.sums, self.maps
+
+        def read(g: Tensor | None) -> None:
+            if g is None:
+                return
+            relevance = value * (g / books.seed)
+            sums[path] = relevance.flatten(1).sum(1).double()
+            found = to_map(relevance, image) if image is not None else None
+            if found is not None:
+                maps[path] = found
+
+        features.register_hook(read)
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Calls a model with a tensor, a tuple of positional inputs, or a mapping of keyword inputs."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def _check_score(engine: Engine, score: Tensor) -> None:
+    if score.requires_grad and engine.tracker.varies(score):
+        return
+    if engine.tracker.varies(score):
+        raise ModelError(
+            "The score depends on the input only through gates (softmax, log, statistics), which keep the relevance that "
+            "reaches them. Explain what goes into the last of them: the logit instead of its softmax."
+        )
+    raise ModelError(
+        "The score does not depend on the input: the output is constant, or the model computes it without torch, under "
+        "torch.no_grad() or behind .detach()."
+    )
+
+
+_stance_lock = threading.Lock()
+_stance_users: list[Any] = []
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Compiled parts of the model run as written.
+
+    torch's switch for it is the process's, so that the first thread to come sets it and the last to go restores it.
+    Nothing is done where nothing was compiled.
+    """
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        yield
+        return
+    with _stance_lock:
+        if not _stance_users:
+            _stance_users.append(torch.compiler.set_stance("force_eager"))
+            _stance_users[0].__enter__()
+        _stance_users.append(None)
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            _stance_users.pop()
+            if len(_stance_users) == 1:
+                _stance_users.pop().__exit__(None, None, None)
