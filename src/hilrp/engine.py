@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
-from hilrp import in_place, messages
+from hilrp import in_place, messages, module_rules
 from hilrp.errors import AuditError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
@@ -121,7 +119,7 @@ class Engine(TorchFunctionMode):
             replaced = None
             if self._opaque is not None and self._opaque[0] is module:
                 args, self._opaque = self._opaque[1], None
-                output = replaced = self._apply_module_rule(module, args, kwargs, output)
+                output = replaced = module_rules.run(self, module, args, map_tensors(self._current, kwargs), output)
             if self._on_module is not None and self._opaque is None:
                 self._on_module(self.path, module, map_tensors(self._current, output))
             return replaced
@@ -153,7 +151,7 @@ class Engine(TorchFunctionMode):
         name, works_in_place = operation_name(func)
         if name in QUERIES:
             return func(*args, **kwargs)
-        varying = [t for t in operands if self._checked(t, name)]
+        varying = [t for t in operands if self.is_varying(t, name)]
         if name in CREATION or (name in SHAPED_BY_SECOND and not self.tracker.varies(operands[0])):
             varying = []
         if not varying:
@@ -171,6 +169,10 @@ class Engine(TorchFunctionMode):
         ):
             with self:
                 return opened(func)(*args, **kwargs)
+        return self.run(func, name, args, kwargs, row, varying)
+
+    def run(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
+        """Runs an operation with its rule, or without a graph where none is wanted."""
         if self.recording is not None or not torch.is_grad_enabled():
             return self._run_without_graph(func, name, args, kwargs, row, varying)
         return self._run_rule(func, name, args, kwargs, row, varying)
@@ -183,7 +185,7 @@ class Engine(TorchFunctionMode):
             return found
         return in_place.refresh(self, tensor)
 
-    def _checked(self, tensor: Tensor, name: str) -> bool:
+    def is_varying(self, tensor: Tensor, name: str) -> bool:
         """Whether the tensor varies; finds those that came out of an operation the engine never saw."""
         info = self.tracker.info(tensor)
         if info is not None and info.carries == tensor.requires_grad:
@@ -353,30 +355,6 @@ class Engine(TorchFunctionMode):
         path = self.path
         self._sites[path, name] += 1
         return Site(path, name, self._sites[path, name])
-
-    # Modules with a rule of their own -----------------------------------------------------------------------------
-
-    def _apply_module_rule(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        row = MODULES[type(module)][-1]
-        if isinstance(row.rule, Surrogate):
-            row = replace(row, rule=Surrogate(partial(row.rule.function, module)))
-        kwargs = map_tensors(self._current, kwargs)
-        given, value = tensors((args, kwargs)), map_tensors(Tensor.detach, output)
-        varying = [t for t in given if self._checked(t, type(module).__name__)]
-        if not varying:
-            return output
-
-        def forward(*inputs: Any, **options: Any) -> Any:
-            """What the module has just returned; it runs again only where a rule asks for other inputs."""
-            if all(a is b for a, b in zip(tensors((inputs, options)), given, strict=True)):
-                return value
-            with torch.no_grad():
-                return module.forward(*map_tensors(Tensor.clone, inputs), **map_tensors(Tensor.clone, options))
-
-        name = type(module).__name__
-        if self.recording is not None or not torch.is_grad_enabled():
-            return self._run_without_graph(forward, name, args, kwargs, row, varying)
-        return self._run_rule(forward, name, args, kwargs, row, varying)
 
     # Reference passes -----------------------------------------------------------------------------------------------
 
