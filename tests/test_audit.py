@@ -352,6 +352,31 @@ class TestBadInput:
             hilrp.explain(self.model, X, 0, reference=X)
 
 
+def test_a_failed_audit_says_why():
+    zero = Block(nn.ReLU()).eval()
+    nn.init.zeros_(zero.head.weight)
+    nn.init.zeros_(zero.head.bias)
+    assert "is zero" in str(hilrp.audit(zero, X, 0))
+    noisy = Block(lambda x: x + torch.randn_like(x)).eval()
+    assert "isn't deterministic" in str(hilrp.audit(noisy, X, 0))
+    with hilrp.register(torch.special.i0, "reindexing"):
+        assert "largest leak is at `middle: special_i0`" in str(hilrp.audit(Block(torch.special.i0).eval(), X, 0))
+
+
+def test_a_surrogate_is_compared_with_the_original():
+    class Fused(nn.Module):
+        def forward(self, x):
+            return Square.apply(x)
+
+    model = Block(Fused()).eval()
+    with hilrp.register(Fused, lambda module, x: x * 2), raises(hilrp.AuditError, "surrogate of `Fused`", "differs"):
+        hilrp.explain(model, X, 0)
+    with hilrp.register(Fused, lambda module, x: x.mean()), raises(hilrp.AuditError, "shapes"):
+        hilrp.explain(model, X, 0)
+    with raises(hilrp.InputError, "class, not a module"):
+        hilrp.register(Fused(), "activation")
+
+
 def test_warn_warns_and_off_is_silent(recwarn):
     model = Block(torch.special.i0).eval()
     with pytest.warns(hilrp.AuditWarning, match="No rule"):

@@ -60,7 +60,24 @@ def test_errors(checkpoint, picture, tmp_path, options, words):
     result = invoke("explain", picture, *options, "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_bad_output(checkpoint, picture):
+    result = invoke("explain", picture, "--model", "test_convnext", "--checkpoint", checkpoint, "-o", picture)
+    assert result.exit_code == 2
+    assert "error" in result.output
+
+
+def test_images_of_the_same_name_do_not_overwrite_each_other(checkpoint, picture, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "cat.png"
+    other.write_bytes(picture.read_bytes())
+    result = invoke(
+        "explain", picture, other, "--model", "test_convnext", "--checkpoint", checkpoint, "-o", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["cat-1.png", "cat-2.png"]
 
 
 def test_demo(tmp_path):

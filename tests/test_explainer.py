@@ -207,10 +207,15 @@ class TestStages:
             (2, 2)
         ] * 2
         resnet = hilrp.explain(randomised(models.resnet18(weights=None)), torch.randn(1, 3, 64, 64))
-        assert [*resnet.stages][-4:] == ["layer1", "layer2", "layer3", "layer4"]
+        assert [*resnet.stages] == ["layer1", "layer2", "layer3", "layer4"]
+        efficientnet = hilrp.explain(randomised(models.efficientnet_b0(weights=None)), torch.randn(1, 3, 64, 64))
+        assert len(efficientnet.stages) == 9
         model = randomised(transformers_models()["swin"])
         found = hilrp.explain(model, {"pixel_values": torch.randn(1, 3, 64, 64)})
-        assert len(found.stages) >= 2
+        assert list(found.stages) == ["swin.encoder.layers.0", "swin.encoder.layers.1"]
+        model = randomised(transformers_models()["dinov2"])
+        found = hilrp.explain(model, {"pixel_values": torch.randn(1, 3, 64, 64)})
+        assert [m.shape for m in found.stages.values()] == [(1, 4, 4)] * 2
 
     def test_the_last_stage_holds_the_score_up_to_the_heads_constants(self):
         """Trace and ledger agree: what the last stage lacks is what the head's constants kept."""
@@ -235,6 +240,23 @@ class TestExplanation:
             np.add(facts["pixels"], sum(np.array(v) for v in facts["entries"].values())), facts["score"], rtol=1e-4
         )
         assert files[2].read_bytes().startswith(b"\x89PNG")
+
+    def test_several_inputs_are_all_saved(self, tmp_path):
+        class Two(nn.Module):
+            def forward(self, a, b):
+                return (a + b).flatten(1)[:, :3]
+
+        found = hilrp.explain(Two().eval(), (torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)), 1)
+        arrays = np.load(found.save(tmp_path / "two")[0])
+        assert {"relevance/0", "relevance/1", "input/0", "map", "target"} <= set(arrays)
+
+    def test_a_contrast_says_so(self, swin, x, tmp_path):
+        found = hilrp.explain(swin, x, hilrp.targets.Contrast(3, 1))
+        assert json.loads(found.save(tmp_path / "c")[1].read_text())["against"] == [1, 1, 1]
+        assert found.plot().axes[0].get_title().startswith("class 3 rather than 1")
+
+    def test_repr_is_short(self, swin, x):
+        assert len(repr(hilrp.explain(swin, x))) < 200
 
     def test_a_failed_save_leaves_nothing_half_written(self, swin, x, tmp_path):
         with pytest.raises(hilrp.InputError, match="classes has 1 names"):

@@ -106,6 +106,33 @@ class TestForms:
         assert found.map.shape == (2, *size)
         assert float(found.ledger.residual.max()) < 1e-4
 
+    def test_video(self, tmp_path):
+        """No image, no picture; but arrays and figures."""
+        model = nn.Sequential(
+            nn.Conv3d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2)
+        ).eval()
+        files = hilrp.explain(model, torch.randn(2, 3, 4, 8, 8), 1).save(tmp_path / "video")
+        assert [f.name for f in files] == ["video.npz", "video.json"]
+
+    @pytest.mark.parametrize("layer", [nn.Dropout(0.1, inplace=True), nn.Dropout2d(0.1, inplace=True), nn.Identity()])
+    def test_layers_that_return_their_input(self, layer):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), layer, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(288, 3)).eval()
+        assert hilrp.audit(model, torch.randn(2, 3, 8, 8), 1).passed
+        hilrp.explain(model, torch.randn(2, 3, 8, 8), 1)
+
+    @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+    def test_recurrent_networks(self, kind):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = kind(6, 4, num_layers=2, batch_first=True, bidirectional=True)
+                self.head = nn.Linear(8, 3)
+
+            def forward(self, x):
+                return self.head(self.net(x)[0].mean(1))
+
+        assert hilrp.audit(Model().double().eval(), torch.randn(2, 5, 6).double(), 1).passed
+
     def test_channels_last(self, x):
         model = randomised(timm.create_model("test_convnext")).double()
         x = torch.randn(2, 3, 64, 64, dtype=torch.float64)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hilrp.checks import tolerance
+from hilrp.checks import tolerance, zero_score
 from hilrp.errors import HilrpError
 from hilrp.explainer import Explainer, unwrap
+from hilrp.explanation import Explanation
 from hilrp.passes import Pass, as_written, call_model
 from hilrp.rules import Rules
 from hilrp.targets import Contrast, Target
@@ -61,7 +63,8 @@ class AuditReport:
             f"forward difference {self.forward_difference:.2g}, residual {self.residual:.2g}, leak {self.leak:.2g}"
         )
         lines[-1] += f" (tolerance {self.tolerance:.0e}); pixels' share {', '.join(f'{s:.3f}' for s in self.share)}"
-        lines += [f"note: {note} ({count} x)" for note, count in self.notes.items()]
+        notes = [f"note: {note} ({count} x)" for note, count in self.notes.items()]
+        lines += notes if len(notes) <= 4 else [*notes[:3], f"note: and {len(notes) - 3} more of this kind"]
         lines += [f"problem: {problem}" for problem in self.problems]
         return "\n".join(lines)
 
@@ -83,7 +86,7 @@ def audit(model: nn.Module, x: Any, target: Target | Contrast = None, rules: str
     operations: dict[str, dict[str, int]] = {}
     for (primitive, name), count in sorted(explainer.counts.items(), key=lambda item: item[0][0].value):
         operations.setdefault(primitive.value, {})[name] = count
-    return AuditReport(
+    report = AuditReport(
         operations=operations,
         problems=explainer.problems,
         notes=found.notes,
@@ -93,6 +96,23 @@ def audit(model: nn.Module, x: Any, target: Target | Contrast = None, rules: str
         share=found.ledger.share.tolist(),
         tolerance=tolerance(explainer.dtypes, found.score.device),
     )
+    if not report.passed and not report.problems:
+        report.problems.append(_reason(report, found, model, x))
+    return report
+
+
+def _reason(report: AuditReport, found: Explanation, model: nn.Module, x: Any) -> str:
+    """Why a model without unknown operations fails all the same."""
+    zero = zero_score(found.score)
+    if zero is not None:
+        return zero
+    if report.forward_difference != 0:
+        again = forward_difference(model, x, _plain_outputs(model, x)[0])
+        if again != 0:
+            return "The model isn't deterministic: two plain passes on the same input differ. Fix its seed or switch the chance off."
+        return "The explained output differs from the plain one: please report this."
+    worst = max(found.ledger.leaks, key=lambda name: float(found.ledger.leaks[name].abs().max()))
+    return f"The books do not close; the largest leak is at `{worst}`."
 
 
 class _Auditor(Explainer):
@@ -121,26 +141,32 @@ def forward_difference(model: nn.Module, x: Any, output: Any) -> float:
     attention with a learned mask), so that the model's own output can have two values that differ by
     rounding. The difference to the nearer of them is returned.
     """
+    candidates = _plain_outputs(model, x)
+    explained = tensors(output)
+    return min(
+        max((_difference(a, b) for a, b in zip(each, explained, strict=True)), default=0.0) for each in candidates
+    )
+
+
+def _plain_outputs(model: nn.Module, x: Any) -> list[list[Tensor]]:
+    """What the model returns in inference and, where it can run so, under autograd."""
 
     def run(inputs: Any) -> list[Tensor]:
-        with as_written():
+        with torch.inference_mode(False), as_written():
             return tensors(call_model(unwrap(model), inputs))
 
-    with torch.inference_mode(False), torch.no_grad():
-        candidates = [run(map_tensors(Tensor.clone, x))]
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.no_grad():
+        found = [run(map_tensors(Tensor.clone, x))]
+    with torch.enable_grad(), suppress(RuntimeError):  # out= arguments can't run under autograd
         # Multiplied by one, so that a model may write to its input.
-        candidates.append(
+        found.append(
             run(
                 map_tensors(
                     lambda t: t.detach().clone().requires_grad_() * 1 if t.is_floating_point() else t.clone(), x
                 )
             )
         )
-    explained = tensors(output)
-    return min(
-        max((_difference(a, b) for a, b in zip(each, explained, strict=True)), default=0.0) for each in candidates
-    )
+    return found
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

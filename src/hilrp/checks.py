@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hilrp import messages
 from hilrp.errors import InputError
@@ -23,6 +23,20 @@ def tolerance(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
     tf32 = device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
     limits = TOLERANCE | ({torch.float32: TF32_TOLERANCE} if tf32 else {})
     return max((limits.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+
+
+def zero_score(score: Tensor) -> str | None:
+    """What to say of a score that is zero, or too small for its type to be divided up; ``None`` if it is neither."""
+    small = score.abs() < torch.finfo(score.dtype).tiny
+    if not bool(small.any()):
+        return None
+    sample = int(small.nonzero()[0])
+    value = float(score[sample])
+    return (
+        f"The score of sample {sample} is {'zero' if value == 0 else f'{value:.1g}, too small to be divided up'}: there is nothing to "
+        "decompose. (A classifier whose head is initialised with zeros does this, and so do an empty image and a contrast of a "
+        "class with itself: load trained weights, choose another target, or leave the sample out.)"
+    )
 
 
 def check_input(x: Any) -> int:

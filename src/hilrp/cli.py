@@ -20,7 +20,7 @@ _console = Console()
 @app.command()
 def explain(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    model: Annotated[str, typer.Option(help="A timm model name.")] = "tiny_vit_5m_224",
+    model: Annotated[str, typer.Option(help="A timm model name.")] = "tiny_vit_5m_224.dist_in22k_ft_in1k",
     checkpoint: Annotated[
         Path | None, typer.Option(help="A safetensors file. Without it timm downloads the published weights.")
     ] = None,
@@ -30,9 +30,10 @@ def explain(
 ) -> None:
     """Explains images: per image a figure, the arrays (npz) and the figures behind them (json)."""
     try:
+        output.mkdir(parents=True, exist_ok=True)
         network, transform = _load(model, checkpoint)
         explainer = hilrp.Explainer(network, rules)
-    except HilrpError as error:
+    except (HilrpError, OSError) as error:
         raise _fail(error) from None
     table = Table("image", "class", "score", "pixels' share", "residual")
     failed = 0
@@ -40,7 +41,7 @@ def explain(
         try:
             found = explainer.explain(transform(_read(path)).unsqueeze(0), target)
             found.save(output / _name(path, images))
-        except HilrpError as error:
+        except (HilrpError, OSError) as error:
             failed += 1
             _console.print(f"[red]{path}[/]: {error}", highlight=False)
             continue
@@ -106,7 +107,10 @@ def _load(name: str, checkpoint: Path | None) -> tuple[Any, Any]:
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
-            raise InputError(f"--checkpoint {checkpoint} does not fit --model {name}: {error}") from error
+            lines = str(error).splitlines()[1:]
+            raise InputError(
+                f"--checkpoint {checkpoint} does not fit --model {name}: {' '.join(lines)[:300]} ..."
+            ) from error
     config = timm.data.resolve_data_config({}, model=model)
     return model.eval(), timm.data.create_transform(**config)
 
@@ -126,7 +130,7 @@ def _name(path: Path, images: list[Path]) -> str:
     return path.stem if len(alike) == 1 else f"{path.stem}-{images.index(path) + 1}"
 
 
-def _fail(error: HilrpError) -> typer.Exit:
+def _fail(error: Exception) -> typer.Exit:
     _console.print(f"[red]error[/]: {error}", highlight=False)
     return typer.Exit(2)
 

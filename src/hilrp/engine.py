@@ -294,6 +294,8 @@ class Engine(TorchFunctionMode):
         value = call.value()
         with self:
             surrogate = rule(call)
+        if rule.unproven:
+            self._compare(call.name, tensors(value), tensors(surrogate))
         pairs = list(zip(tensors(value), tensors(surrogate), strict=True))
         if self.books.itemised:
             for _, s in pairs:
@@ -304,6 +306,22 @@ class Engine(TorchFunctionMode):
             carried[id(v)] = out = linearised(s, v)
             self.tracker.track(out, self.tracker.level(s), self.tracker.layout(s))
         return map_tensors(lambda t: carried[id(t)], value)
+
+    def _compare(self, name: str, value: list[Tensor], surrogate: list[Tensor]) -> None:
+        """A user's surrogate must have the shapes and, up to rounding, the values of the original."""
+        shapes = [[tuple(t.shape) for t in each] for each in (value, surrogate)]
+        if shapes[0] != shapes[1]:
+            raise AuditError(
+                f"The surrogate of `{name}` in {self.path or '(model)'} returns shapes {shapes[1]}; the original {shapes[0]}."
+            )
+        for v, s in zip(value, surrogate, strict=True):
+            if not torch.allclose(v, s.detach().to(v.dtype), rtol=1e-2, atol=1e-3 * float(v.abs().max())):
+                difference = float((v - s.detach()).abs().max())
+                self._on_problem(
+                    AuditError(
+                        f"The surrogate of `{name}` in {self.path or '(model)'} differs from the original by {difference:.2g}."
+                    )
+                )
 
     def _count(self, row: Row | None, name: str, varying: list[Tensor]) -> None:
         primitive = Primitive.REINDEXING if row is None else row.primitive

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from hilrp.checks import check_input, check_model, tolerance
+from hilrp.checks import check_input, check_model, tolerance, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation
 from hilrp.ledger import Books, Ledger, Site
@@ -86,8 +86,9 @@ class Explainer:
             )
         self.model = unwrap(model)
         self.rules = Rules.named(rules)
-        self.audit, self.itemised = audit, itemised
+        self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)
+        self._stages_named = not isinstance(stages, str)
 
     def attribute(self, x: Any, target: Target | Contrast = None) -> Any:
         """The relevance alone, in the form of the input: captum's contract."""
@@ -105,6 +106,13 @@ class Explainer:
         if run.books.unsplit or self._samples_mixed_up(ledger, limit):
             ledger = Ledger.joined(self._ledgers_by_sample(x, target, batch, range(batch), self.itemised))
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
+        if not self.rules.conserving and bool((ledger.residual > limit).any()):
+            notes["these rules do not conserve: relevance is unaccounted for"] = int((ledger.residual > limit).sum())
+        for name in self.stages if self._stages_named else ():
+            if name not in run.maps:
+                notes[
+                    f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
+                ] = 1
         self._check(run, relevance, ledger, limit, x, target)
         order = [name for name in self.stages if name in run.sums]
         return Explanation(
@@ -112,6 +120,7 @@ class Explainer:
             input=map_tensors(Tensor.detach, x),
             score=run.score,
             target=run.classes,
+            against=run.against,
             output=run.output,
             stages={name: run.maps[name] for name in order if name in run.maps},
             trace={"input": ledger.share} | {name: run.sums[name] / ledger.score for name in order},
@@ -141,9 +150,9 @@ class Explainer:
             self._unsound(error)
 
     def _unsound(self, error: HilrpError) -> None:
-        if self.audit == "strict":
+        if self._audit == "strict":
             raise error
-        if self.audit == "warn":
+        if self._audit == "warn":
             warnings.warn(str(error), AuditWarning, stacklevel=2)
 
     # Checks ---------------------------------------------------------------------------------------------------
@@ -155,14 +164,8 @@ class Explainer:
         results = [t for t in tensors((relevance, run.score, run.output)) if t.is_floating_point()]
         if not all(bool(t.isfinite().all()) for t in results):
             self._unsound(self._find_non_finite(x, target, len(run.score)))
-        elif bool((ledger.score == 0).any()):
-            sample = int((ledger.score == 0).nonzero()[0])
-            self._unsound(
-                ModelError(
-                    f"The score of sample {sample} is zero: there is nothing to decompose. (A classifier whose head is "
-                    "initialised with zeros does this: load trained weights, or choose another target.)"
-                )
-            )
+        elif (message := zero_score(run.score)) is not None:
+            self._unsound(ModelError(message))
         elif self.rules.conserving and not bool((ledger.leak <= limit).all() and (ledger.residual <= limit).all()):
             self._unsound(self._find_leak(x, target, ledger))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """A decomposition of a score.
 
@@ -29,6 +30,7 @@ class Explanation:
         input: What was explained, in the same form.
         score: The explained scalar of each sample, ``[B]``.
         target: The explained class of each sample, ``[B]``, where the target is a class.
+        against: The classes that they are contrasted with, ``[B]``, where the target is a contrast.
         output: The model's own output.
         stages: Name -> relevance map of that stage, ``[B,h,w]``.
         trace: Name -> sum of relevance at that stage / score, ``[B]``, from the input to the last stage.
@@ -41,6 +43,7 @@ class Explanation:
     input: Any
     score: Tensor
     target: Tensor | None
+    against: Tensor | None
     output: Any
     stages: dict[str, Tensor]
     trace: dict[str, Tensor]
@@ -63,58 +66,68 @@ class Explanation:
     def __len__(self) -> int:
         return self.score.shape[0]
 
+    def __repr__(self) -> str:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self.relevance))
+        share, residual = float(self.ledger.share.median()), float(self.ledger.residual.max())
+        return f"Explanation({len(self)} samples, relevance {shapes}, pixels' share {share:.3f}, largest residual {residual:.1e})"
+
     def facts(self) -> dict[str, Any]:
         """The figures of the explanation as plain numbers, per sample, for JSON."""
         return {
             "score": self.score.tolist(),
             "target": None if self.target is None else self.target.tolist(),
+            "against": None if self.against is None else self.against.tolist(),
             "pixels": self.ledger.pixels.tolist(),
             "pixel_share": self.ledger.share.tolist(),
             "entries": {name: value.tolist() for name, value in self.ledger.entries.items()},
             "residual": self.ledger.residual.tolist(),
             "leak": self.ledger.leak.tolist(),
             "trace": {name: value.tolist() for name, value in self.trace.items()},
+            "notes": self.notes,
             "rules": {name: getattr(self.rules, name) for name in self.rules.__dataclass_fields__},
         }
 
-    def plot(self, classes: list[str] | None = None) -> Figure:
+    def plot(self, classes: list[str] | None = None, samples: Sequence[int] | None = None) -> Figure:
         """A figure: input, overlay, signed map, stage maps and the books, one row per sample.
 
         Args:
             classes: Names of the classes, for the titles.
+            samples: Which samples to draw; by default the first eight.
         """
         from hilrp.plotting import figure
 
-        return figure(self, classes)
+        return figure(self, classes, list(range(min(8, len(self)))) if samples is None else list(samples))
 
-    def show(self, classes: list[str] | None = None) -> None:
+    def show(self, classes: list[str] | None = None, samples: Sequence[int] | None = None) -> None:
         """Shows `plot` in a window or notebook."""
         import matplotlib.pyplot as plt
 
-        self.plot(classes)
+        drawing = self.plot(classes, samples)
+        window = plt.figure(figsize=drawing.get_size_inches())
+        drawing.set_canvas(window.canvas)
+        window.canvas.figure = drawing
         plt.show()
 
     def save(self, path: str | Path, classes: list[str] | None = None) -> list[Path]:
-        """Writes ``path.npz`` (arrays), ``path.json`` (figures) and ``path.png`` (`plot`).
+        """Writes ``path.npz`` (arrays), ``path.json`` (figures) and, of images, ``path.png`` (`plot`).
 
-        The files appear whole or not at all. Returns their paths.
+        With several inputs the arrays are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears
+        whole or not at all. Returns their paths.
         """
         import numpy as np
 
         base = Path(path)
         base = base.with_suffix("") if base.suffix in (".npz", ".json", ".png") else base
+        if not base.name:
+            raise InputError(f"save({str(path)!r}): give a file name; .npz, .json and .png are added to it.")
         base.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {f"stage/{name}": value for name, value in self.stages.items()}
-        arrays |= {"relevance": self._image(self.relevance), "map": self.map, "score": self.score}
-        plain = {
-            name: value.detach().cpu().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy()
-            for name, value in arrays.items()
-        }
-        writers = {
-            ".npz": lambda file: np.savez_compressed(file, **plain),  # type: ignore[arg-type]
+        plain = {name: _array(value) for name, value in self._arrays().items()}
+        writers: dict[str, Any] = {
+            ".npz": lambda file: np.savez_compressed(file, **plain),
             ".json": lambda file: file.write(json.dumps(self.facts(), indent=1).encode()),
-            ".png": lambda file: self.plot(classes).savefig(file, format="png"),
         }
+        if "map" in plain:
+            writers[".png"] = lambda file: self.plot(classes).savefig(file, format="png")
         written = []
         for suffix, write in writers.items():
             final, partial = base.with_name(base.name + suffix), base.with_name(base.name + suffix + ".part")
@@ -126,3 +139,19 @@ class Explanation:
                 partial.unlink(missing_ok=True)
             written.append(final)
         return written
+
+    def _arrays(self) -> dict[str, Tensor]:
+        arrays = {f"stage/{name}": value for name, value in self.stages.items()} | {"score": self.score}
+        for kind, tree in (("relevance", self.relevance), ("input", self.input)):
+            if isinstance(tree, Tensor):
+                arrays[kind] = tree
+            else:
+                parts = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+                arrays |= {f"{kind}/{name}": value for name, value in parts if isinstance(value, Tensor)}
+        if any(t.ndim == 4 for t in tensors(self.relevance)):
+            arrays["map"] = self.map
+        return arrays | ({} if self.target is None else {"target": self.target})
+
+
+def _array(value: Tensor) -> Any:
+    return value.detach().cpu().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy()

@@ -61,6 +61,8 @@ def _twin(name: str, path: str) -> Any:
 
 def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     """Lets ``new`` stand for ``target``, and brings its base and the other views of it up to date."""
+    if new is target:  # an identity, such as dropout in evaluation
+        return target
     root = target if target._base is None else target._base
     views = [view for view in engine.tracker.views(root) if view is not target]
     # A base that the model never held (a rule made it) needs no keeping.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hilrp.errors import AuditError, ModelError
 
@@ -25,21 +27,34 @@ def failed_forward(error: Exception, where: str, shapes: str) -> str:
     if source.startswith("hilrp.") and source != "hilrp.primitives.call":
         return f"hilrp failed by itself in {where} ({source}): {type(error).__name__}: {error}. Please report this."
     return (
-        f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: {error}. Check that the input has "
-        "the shape, type and device that the model expects."
+        f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: {str(error).rstrip('.') or 'no reason given'}. "
+        "Check that the input has the shape, type and device that the model expects."
     )
 
 
 def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None) -> AuditError:
     """An operation that no primitive covers."""
-    full = f"{getattr(func, '__module__', None) or 'torch.Tensor'}.{name}".replace(
-        "torch._C._nn", "torch.nn.functional"
-    )
     return AuditError(
         f"No rule for the operation `{name}` in {place(path, module)}: it lies on the way from the input to the score, "
-        "and its raw gradient need not conserve relevance. Tell hilrp what it is, for instance\n"
-        f'    hilrp.register({full}, "activation")   # elementwise; or "reindexing", "gate", "stop", or a surrogate function\n'
-        'or let it run on its raw gradient with audit="warn".'
+        "and its raw gradient need not conserve relevance. Tell hilrp what it is:\n"
+        f"    hilrp.register({_public_name(func, name)}, rule)\n"
+        'with rule "activation" if it is elementwise, "gate" or "stop" if it is a gate, "reindexing" if it moves, selects or sums, '
+        'or a function that writes it in known operations. Or let it run on its raw gradient with audit="warn".'
+    )
+
+
+def _public_name(func: Any, name: str) -> str:
+    """An expression that names the function in a user's code."""
+    if "::" in name:
+        return f"torch.ops.{name.replace('::', '.')}"
+    spaces = {"torch": torch, "torch.nn.functional": F, "torch.Tensor": torch.Tensor, "torch.linalg": torch.linalg}
+    spaces |= {"torch.special": torch.special, "torch.fft": torch.fft}
+    for space, module in spaces.items():
+        for candidate in (name, name.partition("_")[2]):
+            if candidate and getattr(module, candidate, None) is func:
+                return f"{space}.{candidate}"
+    return next(
+        (f"{space}.{name}" for space, module in spaces.items() if hasattr(module, name)), f"torch.ops.aten.{name}"
     )
 
 

@@ -41,7 +41,7 @@ class Pass:
 
     Attributes:
         score: The explained scalars, ``[B]``.
-        classes: The explained classes, where the target is one.
+        classes: The explained classes, where the target is one; ``against``: what they are contrasted with.
         output: The model's output, without a graph.
         sums: Stage -> sum of relevance per sample, after `backward`.
         maps: Stage -> relevance map, after `backward`.
@@ -71,10 +71,11 @@ class Pass:
             inputs = map_tensors(lambda t: engine.tracker.watch(t, watched) if t.requires_grad else t, self._leaves)
             with engine:
                 output = self._forward(model, inputs)
-                score, self.classes = score_of(output, target, batch)
-                score = engine.tracker.current(score)
+                found = score_of(output, target, batch)
+                score = engine.tracker.current(found.value)
         _check_score(engine, score)
         self._graph, self.score = score, score.detach()
+        self.classes, self.against = found.classes, found.against
         self.output = map_tensors(lambda t: engine.tracker.current(t).detach(), output)
         engine.release()
         books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
@@ -155,8 +156,8 @@ def _check_score(engine: Engine, score: Tensor) -> None:
         return
     if engine.tracker.varies(score):
         raise ModelError(
-            "The score depends on the input only through gates (softmax, log, statistics), which keep the relevance that "
-            "reaches them. Explain what goes into the last of them: the logit instead of its softmax."
+            "The score depends on the input only through gates (softmax, log, reciprocals, rounding), which keep the relevance that "
+            "reaches them. Explain what goes into the last of them: for instance the logit instead of its softmax."
         )
     raise ModelError(
         "The score does not depend on the input: the output is constant, or the model computes it without torch, under "

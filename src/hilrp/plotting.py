@@ -18,15 +18,16 @@ COLOURS = "seismic"
 _STAGES = 4
 
 
-def figure(explanation: Explanation, classes: list[str] | None = None) -> Figure:
+def figure(explanation: Explanation, classes: list[str] | None, samples: list[int]) -> Figure:
     """One row per sample: input, overlay, signed map, stage maps, books."""
     image = explanation._image(explanation.input).detach().float().cpu().numpy()
     maps = explanation.map.detach().float().cpu().numpy()
-    names = _thinned(list(explanation.stages))
+    # The last blocks of a model with a class token hold all relevance on that token: an empty map says nothing.
+    names = _thinned([name for name, stage in explanation.stages.items() if bool(stage[samples].abs().max() > 0)])
     columns = 4 + len(names)
-    drawing = Figure(figsize=(2.5 * columns + 1.3, 2.7 * len(maps)), layout="constrained")
-    axes = drawing.subplots(len(maps), columns, squeeze=False, width_ratios=[1] * (columns - 1) + [1.5])
-    for i, row in enumerate(axes):
+    drawing = Figure(figsize=(2.5 * columns + 1.3, 2.7 * len(samples)), layout="constrained")
+    axes = drawing.subplots(len(samples), columns, squeeze=False, width_ratios=[1] * (columns - 1) + [1.5])
+    for i, row in zip(samples, axes, strict=True):
         picture = displayable(image[i])
         row[0].imshow(picture)
         row[0].set_title(_title(explanation, i, classes), fontsize=9)
@@ -86,7 +87,11 @@ def _title(explanation: Explanation, i: int, classes: list[str] | None) -> str:
         raise InputError(
             f"classes has {len(classes)} names, but class {index} is explained. Pass the name of every class."
         )
-    return f"{classes[index] if classes else f'class {index}'}\n{score}"
+    names = classes or [f"class {c}" for c in range(index + 1)]
+    if explanation.against is None:
+        return f"{names[index]}\n{score}"
+    other = int(explanation.against[i])
+    return f"{names[index]} rather than {classes[other] if classes else other}\n{score}"
 
 
 def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
@@ -97,6 +102,9 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     parts = [("pixels", float(ledger.pixels[i])), *entries[:5]]
     if len(entries) > 5:
         parts.append(("other", sum(value for _, value in entries[5:])))
+    missing = float(ledger.difference[i])
+    if abs(missing) > 0.01 * abs(float(ledger.score[i])):
+        parts.append(("not accounted for", missing))
     start = 0.0
     for row, (_, value) in enumerate(parts):
         axis.barh(row, value, left=start, color="#b2182b" if value >= 0 else "#2166ac", height=0.7)
@@ -107,7 +115,7 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     axis.set_yticks(range(len(parts) + 1), [name for name, _ in parts] + ["score"], fontsize=7)
     axis.invert_yaxis()
     axis.use_sticky_edges = False
-    axis.margins(x=0.15)
+    axis.margins(x=0.25)
     axis.tick_params(axis="x", labelsize=7)
     axis.set_title(f"books: residual {float(ledger.residual[i]):.0e}", fontsize=9)
     for side in ("top", "right"):

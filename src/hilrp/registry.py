@@ -77,6 +77,10 @@ def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[
         ...     pass
     """
     is_module = isinstance(target, type) and issubclass(target, nn.Module)
+    if isinstance(target, nn.Module):
+        raise InputError(
+            f"hilrp.register takes a module's class, not a module: register({type(target).__name__}, ...)."
+        )
     if not is_module and not _is_torchs(target):
         raise InputError(
             f"hilrp.register: {target!r} is neither a torch function nor an nn.Module class. Calls of other Python functions "
@@ -88,8 +92,12 @@ def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[
                 f"hilrp.register: {rule!r} is not a rule. Use one of {', '.join(KINDS)}, or a surrogate function."
             )
         row = replace(KINDS[rule])
+    elif callable(rule):
+        row = Row(Primitive.LINEAR, Surrogate(rule, unproven=True), kept)
     else:
-        row = Row(Primitive.LINEAR, Surrogate(rule), kept)
+        raise InputError(
+            f"hilrp.register: rule={rule!r} is neither a name ({', '.join(KINDS)}) nor a surrogate function."
+        )
     if is_module:
         return Registration(MODULES, target, row)
     return Registration(OPERATIONS, operation_name(target)[0], row)  # type: ignore[arg-type]

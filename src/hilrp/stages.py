@@ -1,7 +1,6 @@
 """Stages: where in a model the stage maps and the conservation trace are read.
 
-timm models say so themselves (``feature_info``). For others the rule is structural: descend from the model as
-long as one child holds nearly all parameters, then take the children found there.
+timm models say so themselves (``feature_info``). For others the containers of their blocks are found.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from hilrp.errors import InputError
 from hilrp.tree import tensors
 
-#: A child with this share of the parameters is the trunk: its own children are looked at.
-_TRUNK = 0.9
+#: Containers with less than this share of the parameters are stems.
+_LARGE = 0.01
 
 
 def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[str]:
@@ -27,6 +26,8 @@ def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[st
         if stages != "auto":
             raise InputError(f'stages={stages!r}: use "auto", a list of module paths, or None.')
         return _from_feature_info(model, modules) or _from_structure(model)
+    if not isinstance(stages, Sequence):
+        raise InputError(f'stages={stages!r}: use "auto", a list of module paths, or None.')
     unknown = [name for name in stages if name not in modules]
     if unknown:
         raise InputError(
@@ -46,15 +47,42 @@ def _from_feature_info(model: nn.Module, modules: dict[str, nn.Module]) -> list[
 
 
 def _from_structure(model: nn.Module) -> list[str]:
+    """The blocks of a model that says nothing about itself.
+
+    Several large containers side by side are its stages (``layer1`` to ``layer4``); the children of a single one are; where
+    there is none, its largest child is looked into.
+    """
     path, node = "", model
     while True:
         sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in node.named_children()}
         total = sum(sizes.values())
-        trunk = [name for name, size in sizes.items() if total and size >= _TRUNK * total]
-        if not trunk:
-            break
-        path, node = f"{path}.{trunk[0]}".lstrip("."), node.get_submodule(trunk[0])
-    return [f"{path}.{name}".lstrip(".") for name, size in sizes.items() if size]
+        large = {name: size for name, size in sizes.items() if total and size >= _LARGE * total}
+        containers = [name for name in large if _is_container(node.get_submodule(name))]
+        largest = max(sizes, key=lambda name: sizes[name], default=None)
+        if len(containers) > 1:
+            names = containers
+        elif containers:
+            path, node = f"{path}.{containers[0]}", node.get_submodule(containers[0])
+            names = [name for name, child in node.named_children() if any(True for _ in child.parameters())]
+        elif (
+            largest is not None
+            and sizes[largest] >= 0.5 * total
+            and any(True for _ in node.get_submodule(largest).children())
+        ):
+            path, node = f"{path}.{largest}", node.get_submodule(largest)
+            continue
+        else:
+            names = [name for name, size in sizes.items() if size]
+        return [f"{path}.{name}".lstrip(".") for name in names]
+
+
+def _is_container(module: nn.Module) -> bool:
+    if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return False
+    # A classifier has no feature maps.
+    if any(isinstance(m, nn.Flatten) for m in module.modules()):
+        return False
+    return any(not isinstance(m, nn.Linear) for m in module.modules() if any(True for _ in m.parameters(recurse=False)))
 
 
 def first_map(output: object) -> Tensor | None:

@@ -87,6 +87,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(B, bilinear.attention, values_kept, SIGNAL), "scaled_dot_product_attention"),
     (Row(B, bilinear.sample, kept), "grid_sampler"),
     (Row(B, bilinear.deformable, kept, renews=GATE), "torchvision::deform_conv2d"),
+    (Row(B, bilinear.pooled_regions, kept), "torchvision::roi_align torchvision::ps_roi_align"),
     # Normalisation, gates, activations ------------------------------------------------------------------------
     (Row(N, normalisation.layer_norm, kept, SIGNAL), "layer_norm"),
     (Row(N, normalisation.rms_norm, kept, SIGNAL), "rms_norm"),
@@ -108,12 +109,12 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, normalisation.stop, aligned, GATE), "rsqrt reciprocal log log2 log10 log_softmax floor ceil round trunc sign"),
     (Row(N, normalisation.stop, traced, GATE), "logsumexp"),
     # Selections: homogeneous of degree one, so that the native backward is exact ------------------------------
-    (Row(N, reindexing.native, aligned, FEATURE), "relu abs"),
+    (Row(N, reindexing.native, aligned, FEATURE), "relu abs hypot"),
     (Row(N, reindexing.native, aligned), "leaky_relu prelu rrelu"),
     (Row(R, reindexing.native, kept), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-        "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"),
+        "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d affine_grid_generator"),
     (Row(R, normalisation.select, aligned_or_traced), "max min"),
-    (Row(R, reindexing.native, traced), "amax amin median topk sort"),
+    (Row(R, reindexing.native, traced), "amax amin median quantile kthvalue topk sort"),
     # Reindexing ----------------------------------------------------------------------------------------------
     (Row(R, reindexing.native, row_major), "view reshape view_as reshape_as flatten unflatten ravel squeeze unsqueeze"),
     (Row(R, reindexing.native, aligned), "contiguous clone alias positive to type float double half bfloat16 cuda cpu type_as expand expand_as broadcast_tensors "
@@ -140,6 +141,9 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, Surrogate(composite.var_mean), traced), "var_mean"),
     (Row(N, Surrogate(composite.std_mean), traced), "std_mean"),
     (Row(B, Surrogate(composite.lstm), kept), "lstm"),
+    (Row(B, Surrogate(composite.gru), kept), "gru"),
+    (Row(B, Surrogate(composite.rnn_tanh), kept), "rnn_tanh"),
+    (Row(B, Surrogate(composite.rnn_relu), kept), "rnn_relu"),
 ]  # fmt: skip
 
 TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.split()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ class Contrast:
     Each is a class index, or one per sample.
 
     Example:
-        >>> score, _ = score_of(torch.tensor([[1.0, 4.0]]), Contrast(1, 0), 1)
-        >>> score
+        >>> score_of(torch.tensor([[1.0, 4.0]]), Contrast(1, 0), 1).value
         tensor([3.])
     """
 
@@ -48,10 +47,18 @@ def logits_of(output: Any) -> Tensor:
     return first
 
 
-def score_of(output: Any, target: Target | Contrast, batch: int) -> tuple[Tensor, Tensor | None]:
-    """The score ``[B]``, and the class indices ``[B]`` where the target is a class."""
+class Score(NamedTuple):
+    """The scalar of each sample; the classes where the target is one, and those that they are contrasted with."""
+
+    value: Tensor
+    classes: Tensor | None = None
+    against: Tensor | None = None
+
+
+def score_of(output: Any, target: Target | Contrast, batch: int) -> Score:
+    """What a target makes of a model's output."""
     if callable(target):
-        return _scalar_per_sample(target(output), batch), None
+        return Score(_scalar_per_sample(target(output), batch))
     logits = logits_of(output)
     if logits.ndim == 1 and logits.shape[0] == batch:
         logits = logits.unsqueeze(1)
@@ -62,9 +69,9 @@ def score_of(output: Any, target: Target | Contrast, batch: int) -> tuple[Tensor
         )
     if isinstance(target, Contrast):
         wanted, other = _indices(target.wanted, logits, "wanted"), _indices(target.other, logits, "other")
-        return _pick(logits, wanted) - _pick(logits, other), wanted
+        return Score(_pick(logits, wanted) - _pick(logits, other), wanted, other)
     indices = logits.detach().argmax(1) if target is None else _indices(target, logits, "target")
-    return _pick(logits, indices), indices
+    return Score(_pick(logits, indices), indices)
 
 
 def _pick(logits: Tensor, indices: Tensor) -> Tensor:
@@ -82,9 +89,8 @@ def _indices(target: Any, logits: Tensor, name: str) -> Tensor:
             f"{name}={target!r} is not a class. Use None (the prediction), a class index, one index per sample, "
             "hilrp.targets.Contrast(a, b), or a function of the output."
         )
-    indices = indices.to(logits.device, torch.long).reshape(-1)
-    if indices.numel() == 1:
-        indices = indices.expand(batch)
+    indices = indices.to(logits.device, torch.long)
+    indices = indices.expand(batch) if indices.ndim == 0 else indices.reshape(-1)
     if indices.numel() != batch:
         raise TargetError(f"{name} has {indices.numel()} classes for a batch of {batch}: give one, or one per sample.")
     low, high = int(indices.min()), int(indices.max())

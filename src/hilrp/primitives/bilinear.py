@@ -146,6 +146,12 @@ def sample(call: Call) -> Tensor:
     return y
 
 
+def pooled_regions(call: Call) -> Tensor:
+    """roi_align: linear in the feature map; the boxes say where to read, and are held fixed."""
+    y: Tensor = call.func(call.args[0], call.args[1].detach(), *call.args[2:], **call.kwargs)
+    return y
+
+
 def deformable(call: Call) -> Tensor:
     """Deformable convolution: a weighted sum at learned offsets, which are held fixed with their mask."""
     # torchvision::deform_conv2d(input, weight, offset, mask, bias, ...)

@@ -16,10 +16,13 @@ from hilrp.primitives.call import Call
 
 
 class Surrogate:
-    """A rule given as a function of the call's arguments, which the engine runs under its own rules."""
+    """A rule given as a function of the call's arguments, which the engine runs under its own rules.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    ``unproven`` marks a user's: its value is then compared with the original's.
+    """
+
+    def __init__(self, function: Callable[..., Any], unproven: bool = False) -> None:
+        self.function, self.unproven = function, unproven
 
     def __call__(self, call: Call) -> Any:
         """The surrogate, with a graph; the engine puts the exact value on it."""
@@ -79,6 +82,45 @@ def _mean_like_var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return x.mean() if dim is None else x.mean(dim, keepdim=keepdim)
 
 
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, Tensor, State], State]
+"""From what enters, the recurrent projection and the state, the next state; its first part is the output."""
+
+
+def _unrolled(
+    cell: Cell,
+    x: Tensor,
+    states: State,
+    weights: list[Tensor],
+    has_biases: bool,
+    layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """A recurrent network step by step: the output sequence, and the last states."""
+    x = x.transpose(0, 1) if batch_first else x
+    directions, per_cell = 2 if bidirectional else 1, 4 if has_biases else 2
+    last: list[State] = []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            w_in, w_state, *biases = weights[number * per_cell : (number + 1) * per_cell]
+            b_in, b_state = biases or (None, None)
+            state = tuple(each[number] for each in states)
+            entering = torch.nn.functional.linear(x, w_in, b_in)
+            hidden = []
+            steps = range(x.shape[0])
+            for t in reversed(steps) if direction else steps:
+                state = cell(entering[t], torch.nn.functional.linear(state[0], w_state, b_state), state)
+                hidden.append(state[0])
+            outputs.append(torch.stack(hidden[::-1] if direction else hidden))
+            last.append(state)
+        x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+    out = x.transpose(0, 1) if batch_first else x
+    return out, *(torch.stack(parts) for parts in zip(*last, strict=True))
+
+
 def lstm(
     x: Tensor,
     state: Any,
@@ -89,33 +131,68 @@ def lstm(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A long short-term memory, unrolled: ``c = f c + i g``, ``h = o tanh(c)`` with the sigmoids i, f, o as gates."""
-    x = x.transpose(0, 1) if batch_first else x
-    directions = 2 if bidirectional else 1
-    per_cell = 4 if has_biases else 2
-    last_h, last_c = [], []
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            cell = layer * directions + direction
-            w_in, w_state, *biases = weights[cell * per_cell : (cell + 1) * per_cell]
-            b_in, b_state = biases if biases else (None, None)
-            h, c = state[0][cell], state[1][cell]
-            steps = range(x.shape[0])
-            entering = torch.nn.functional.linear(x, w_in, b_in)
-            hidden = []
-            for t in reversed(steps) if direction else steps:
-                i, f, g, o = (entering[t] + torch.nn.functional.linear(h, w_state, b_state)).chunk(4, -1)
-                c = f.sigmoid() * c + i.sigmoid() * _squashed(g)
-                h = o.sigmoid() * _squashed(c)
-                hidden.append(h)
-            outputs.append(torch.stack(hidden[::-1] if direction else hidden))
-            last_h.append(h)
-            last_c.append(c)
-        x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
-    out = x.transpose(0, 1) if batch_first else x
-    return out, torch.stack(last_h), torch.stack(last_c)
+) -> tuple[Tensor, ...]:
+    """``c = f c + i g``, ``h = o tanh(c)`` with the sigmoids i, f, o as gates."""
+
+    def cell(entering: Tensor, recurrent: Tensor, state: State) -> State:
+        i, f, g, o = (entering + recurrent).chunk(4, -1)
+        c = f.sigmoid() * state[1] + i.sigmoid() * _squashed(g)
+        return o.sigmoid() * _squashed(c), c
+
+    return _unrolled(cell, x, tuple(state), weights, has_biases, layers, bidirectional, batch_first)
+
+
+def gru(
+    x: Tensor,
+    state: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """``h = (1 - z) tanh(n + r m) + z h`` with the sigmoids r and z as gates."""
+
+    def cell(entering: Tensor, recurrent: Tensor, state: State) -> State:
+        (r, z, n), (r2, z2, n2) = entering.chunk(3, -1), recurrent.chunk(3, -1)
+        z = (z + z2).sigmoid()
+        return ((1 - z) * _squashed(n + (r + r2).sigmoid() * n2) + z * state[0],)
+
+    return _unrolled(cell, x, (state,), weights, has_biases, layers, bidirectional, batch_first)
+
+
+def rnn_tanh(
+    x: Tensor,
+    state: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """``h = tanh(W x + V h)``."""
+    cell: Cell = lambda entering, recurrent, state: (_squashed(entering + recurrent),)  # noqa: E731
+    return _unrolled(cell, x, (state,), weights, has_biases, layers, bidirectional, batch_first)
+
+
+def rnn_relu(
+    x: Tensor,
+    state: Tensor,
+    weights: list[Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """``h = relu(W x + V h)``."""
+    cell: Cell = lambda entering, recurrent, state: ((entering + recurrent).relu(),)  # noqa: E731
+    return _unrolled(cell, x, (state,), weights, has_biases, layers, bidirectional, batch_first)
 
 
 def _squashed(x: Tensor) -> Tensor:
