@@ -15,6 +15,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import timm
 import torch
 from PIL import Image
@@ -43,7 +44,7 @@ def main() -> None:
         cut = type(transform)(transform.transforms[:2])
         images = torch.stack([transform(Image.open(folder / item["file"]).convert("RGB")) for item in index])
         masks = torch.stack(
-            [torch.tensor(list(cut(Image.open(folder / item["mask"])).getdata())) > 64 for item in index]
+            [torch.from_numpy(np.array(cut(Image.open(folder / item["mask"])))).flatten() > 64 for item in index]
         )
         labels = torch.tensor([item["label"] for item in index])
         side = images.shape[-1]
