@@ -152,12 +152,17 @@ def _plain_outputs(model: nn.Module, x: Any) -> list[list[Tensor]]:
     """What the model returns in inference and, where it can run so, under autograd."""
 
     def run(inputs: Any) -> list[Tensor]:
-        with torch.inference_mode(False), as_written():
+        with as_written():
             return tensors(call_model(unwrap(model), inputs))
 
-    with torch.no_grad():
+    # In this order: leaving inference mode switches gradients on.
+    with torch.inference_mode(False), torch.no_grad():
         found = [run(map_tensors(Tensor.clone, x))]
-    with torch.enable_grad(), suppress(RuntimeError):  # out= arguments can't run under autograd
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        suppress(RuntimeError),
+    ):  # out= arguments can't run under autograd
         # Multiplied by one, so that a model may write to its input.
         found.append(
             run(
