@@ -264,16 +264,16 @@ class TestExplanation:
         assert sorted(p.name for p in tmp_path.iterdir()) == ["result.json", "result.npz"]
 
     def test_plot_and_show(self, swin, x, monkeypatch):
-        import matplotlib
+        import matplotlib.pyplot
 
         matplotlib.use("Agg", force=True)
         assert len(hilrp.explain(swin, x[:1]).plot().axes) == 4 + 2 + 1
         grey = randomised(timm.create_model("test_resnet", in_chans=1))
         hilrp.explain(grey, torch.randn(1, 1, 32, 32)).plot()
         shown = []
-        monkeypatch.setattr("matplotlib.pyplot.show", lambda: shown.append(True))
+        monkeypatch.setattr("matplotlib.pyplot.show", lambda: shown.append(len(matplotlib.pyplot.gcf().axes)))
         hilrp.explain(swin, x[:1]).show()
-        assert shown
+        assert shown == [4 + 2 + 1]
 
     def test_bfloat16_can_be_saved(self, tmp_path):
         model = small_vit().to(torch.bfloat16)

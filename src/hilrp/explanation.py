@@ -94,18 +94,19 @@ class Explanation:
             classes: Names of the classes, for the titles.
             samples: Which samples to draw; by default the first eight.
         """
-        from hilrp.plotting import figure
+        from matplotlib.figure import Figure
 
-        return figure(self, classes, list(range(min(8, len(self)))) if samples is None else list(samples))
+        from hilrp.plotting import draw
+
+        return draw(self, classes, samples, Figure())
 
     def show(self, classes: list[str] | None = None, samples: Sequence[int] | None = None) -> None:
         """Shows `plot` in a window or notebook."""
         import matplotlib.pyplot as plt
 
-        drawing = self.plot(classes, samples)
-        window = plt.figure(figsize=drawing.get_size_inches())
-        drawing.set_canvas(window.canvas)
-        window.canvas.figure = drawing
+        from hilrp.plotting import draw
+
+        draw(self, classes, samples, plt.figure())
         plt.show()
 
     def save(self, path: str | Path, classes: list[str] | None = None) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,16 +17,20 @@ if TYPE_CHECKING:
 COLOURS = "seismic"
 #: At most this many stage maps are drawn; more (the blocks of a flat transformer) are thinned out evenly.
 _STAGES = 4
+#: At most this many samples are drawn, unless they are named.
+_ROWS = 8
 
 
-def figure(explanation: Explanation, classes: list[str] | None, samples: list[int]) -> Figure:
-    """One row per sample: input, overlay, signed map, stage maps, books."""
+def draw(explanation: Explanation, classes: list[str] | None, samples: Sequence[int] | None, drawing: Figure) -> Figure:
+    """One row per sample, on an empty figure: input, overlay, signed map, stage maps, books."""
+    samples = list(range(min(_ROWS, len(explanation)))) if samples is None else list(samples)
     image = explanation._image(explanation.input).detach().float().cpu().numpy()
     maps = explanation.map.detach().float().cpu().numpy()
     # The last blocks of a model with a class token hold all relevance on that token: an empty map says nothing.
     names = _thinned([name for name, stage in explanation.stages.items() if bool(stage[samples].abs().max() > 0)])
     columns = 4 + len(names)
-    drawing = Figure(figsize=(2.5 * columns + 1.3, 2.7 * len(samples)), layout="constrained")
+    drawing.set_size_inches(2.5 * columns + 1.3, 2.7 * len(samples))
+    drawing.set_layout_engine("constrained")
     axes = drawing.subplots(len(samples), columns, squeeze=False, width_ratios=[1] * (columns - 1) + [1.5])
     for i, row in zip(samples, axes, strict=True):
         picture = displayable(image[i])
