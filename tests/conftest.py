@@ -17,6 +17,20 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def swin() -> torch.nn.Module:
+    """A small Swin for images of 64 x 64."""
+    from models import small_swin
+
+    return small_swin()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    """Three images of 64 x 64."""
+    return torch.randn(3, 3, 64, 64)
+
+
 def shared(*parts: str) -> Path:
     """A file of the shared material, or a skip that says what is missing."""
     path = SHARED.joinpath(*parts)

@@ -16,16 +16,6 @@ import hilrp
 from models import randomised, small_swin, small_vit, transformers_models
 
 
-@pytest.fixture
-def swin():
-    return small_swin()
-
-
-@pytest.fixture
-def x():
-    return torch.randn(3, 3, 64, 64)
-
-
 class TestTargets:
     def test_prediction_by_default(self, swin, x):
         found = hilrp.explain(swin, x)

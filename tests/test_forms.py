@@ -14,16 +14,6 @@ import hilrp
 from models import randomised, small_swin, small_vit
 
 
-@pytest.fixture
-def swin():
-    return small_swin()
-
-
-@pytest.fixture
-def x():
-    return torch.randn(3, 3, 64, 64)
-
-
 class TestForms:
     """Models as users have them."""
 

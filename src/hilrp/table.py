@@ -140,10 +140,10 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, Surrogate(composite.glu), kept), "glu"),
     (Row(N, Surrogate(composite.var_mean), traced), "var_mean"),
     (Row(N, Surrogate(composite.std_mean), traced), "std_mean"),
-    (Row(B, Surrogate(composite.lstm), kept), "lstm"),
-    (Row(B, Surrogate(composite.gru), kept), "gru"),
-    (Row(B, Surrogate(composite.rnn_tanh), kept), "rnn_tanh"),
-    (Row(B, Surrogate(composite.rnn_relu), kept), "rnn_relu"),
+    (Row(B, Surrogate(composite.recurrent(composite.lstm_cell)), kept), "lstm"),
+    (Row(B, Surrogate(composite.recurrent(composite.gru_cell)), kept), "gru"),
+    (Row(B, Surrogate(composite.recurrent(composite.tanh_cell)), kept), "rnn_tanh"),
+    (Row(B, Surrogate(composite.recurrent(composite.relu_cell)), kept), "rnn_relu"),
 ]  # fmt: skip
 
 TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.split()}

@@ -87,112 +87,59 @@ Cell = Callable[[Tensor, Tensor, State], State]
 """From what enters, the recurrent projection and the state, the next state; its first part is the output."""
 
 
-def _unrolled(
-    cell: Cell,
-    x: Tensor,
-    states: State,
-    weights: list[Tensor],
-    has_biases: bool,
-    layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """A recurrent network step by step: the output sequence, and the last states."""
-    x = x.transpose(0, 1) if batch_first else x
-    directions, per_cell = 2 if bidirectional else 1, 4 if has_biases else 2
-    last: list[State] = []
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            number = layer * directions + direction
-            w_in, w_state, *biases = weights[number * per_cell : (number + 1) * per_cell]
-            b_in, b_state = biases or (None, None)
-            state = tuple(each[number] for each in states)
-            entering = torch.nn.functional.linear(x, w_in, b_in)
-            hidden = []
-            steps = range(x.shape[0])
-            for t in reversed(steps) if direction else steps:
-                state = cell(entering[t], torch.nn.functional.linear(state[0], w_state, b_state), state)
-                hidden.append(state[0])
-            outputs.append(torch.stack(hidden[::-1] if direction else hidden))
-            last.append(state)
-        x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
-    out = x.transpose(0, 1) if batch_first else x
-    return out, *(torch.stack(parts) for parts in zip(*last, strict=True))
+def recurrent(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
+    """A recurrent network of that cell, unrolled: the output sequence, and the last states."""
+
+    def unrolled(
+        x: Tensor, states: Any, weights: list[Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
+        bidirectional: bool, batch_first: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        x = x.transpose(0, 1) if batch_first else x
+        states = (states,) if isinstance(states, Tensor) else states
+        directions, per_cell = 2 if bidirectional else 1, 4 if has_biases else 2
+        last: list[State] = []
+        for layer in range(layers):
+            outputs = []
+            for direction in range(directions):
+                number = layer * directions + direction
+                state, hidden = tuple(each[number] for each in states), []
+                w_in, w_state, *biases = weights[number * per_cell : (number + 1) * per_cell]
+                b_in, b_state = biases or (None, None)
+                entering = torch.nn.functional.linear(x, w_in, b_in)
+                for t in reversed(range(len(x))) if direction else range(len(x)):
+                    state = cell(entering[t], torch.nn.functional.linear(state[0], w_state, b_state), state)
+                    hidden.append(state[0])
+                outputs.append(torch.stack(hidden[::-1] if direction else hidden))
+                last.append(state)
+            x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+        out = x.transpose(0, 1) if batch_first else x
+        return out, *(torch.stack(parts) for parts in zip(*last, strict=True))
+
+    return unrolled
 
 
-def lstm(
-    x: Tensor,
-    state: Any,
-    weights: list[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """``c = f c + i g``, ``h = o tanh(c)`` with the sigmoids i, f, o as gates."""
-
-    def cell(entering: Tensor, recurrent: Tensor, state: State) -> State:
-        i, f, g, o = (entering + recurrent).chunk(4, -1)
-        c = f.sigmoid() * state[1] + i.sigmoid() * _squashed(g)
-        return o.sigmoid() * _squashed(c), c
-
-    return _unrolled(cell, x, tuple(state), weights, has_biases, layers, bidirectional, batch_first)
+def lstm_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
+    """``c = f c + i tanh(g)``, ``h = o tanh(c)`` with the sigmoids i, f, o as gates."""
+    i, f, g, o = (entering + recurring).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * _squashed(g)
+    return o.sigmoid() * _squashed(c), c
 
 
-def gru(
-    x: Tensor,
-    state: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
+def gru_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
     """``h = (1 - z) tanh(n + r m) + z h`` with the sigmoids r and z as gates."""
-
-    def cell(entering: Tensor, recurrent: Tensor, state: State) -> State:
-        (r, z, n), (r2, z2, n2) = entering.chunk(3, -1), recurrent.chunk(3, -1)
-        z = (z + z2).sigmoid()
-        return ((1 - z) * _squashed(n + (r + r2).sigmoid() * n2) + z * state[0],)
-
-    return _unrolled(cell, x, (state,), weights, has_biases, layers, bidirectional, batch_first)
+    (r, z, n), (r_state, z_state, m) = entering.chunk(3, -1), recurring.chunk(3, -1)
+    z = (z + z_state).sigmoid()
+    return ((1 - z) * _squashed(n + (r + r_state).sigmoid() * m) + z * state[0],)
 
 
-def rnn_tanh(
-    x: Tensor,
-    state: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
+def tanh_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
     """``h = tanh(W x + V h)``."""
-    cell: Cell = lambda entering, recurrent, state: (_squashed(entering + recurrent),)  # noqa: E731
-    return _unrolled(cell, x, (state,), weights, has_biases, layers, bidirectional, batch_first)
+    return (_squashed(entering + recurring),)
 
 
-def rnn_relu(
-    x: Tensor,
-    state: Tensor,
-    weights: list[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
+def relu_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
     """``h = relu(W x + V h)``."""
-    cell: Cell = lambda entering, recurrent, state: ((entering + recurrent).relu(),)  # noqa: E731
-    return _unrolled(cell, x, (state,), weights, has_biases, layers, bidirectional, batch_first)
+    return ((entering + recurring).relu(),)
 
 
 def _squashed(x: Tensor) -> Tensor:
