@@ -208,6 +208,7 @@ GATES = {
     "division": lambda x, s: x / (s.abs() + 1),
     "kernel features": lambda x, s: (s.relu() + 1e-3) * x,
     "talking heads": lambda x, s: F.linear(s.softmax(-1), torch.eye(4, dtype=F64)) * x,
+    "filters mixed by gates": lambda x, s: x * (s.sigmoid() @ torch.eye(4, dtype=F64)),
     "addcmul": lambda x, s: torch.addcmul(torch.zeros(4, dtype=F64), x, s.sigmoid()),
     "global response norm": lambda x, s: x * (s.norm(dim=-1, keepdim=True) / (s.norm(dim=-1, keepdim=True).mean(1, keepdim=True) + 1e-6)),
 }  # fmt: skip
@@ -260,14 +261,15 @@ def test_a_linear_layer_makes_a_signal_of_a_gate():
     torch.testing.assert_close(found.relevance[0], found.relevance[1], rtol=1e-11, atol=1e-11)
 
 
-def test_batch_norm_before_tokens_with_a_batch_of_one():
-    """torch's own backward is wrong for a gradient that arrives in channels-last order for one sample (2.15, CPU)."""
+def test_batch_norm_with_a_batch_of_one():
+    """torch's own backward is wrong for a gradient that comes from tokens, channels last (2.15, CPU)."""
     norm = nn.BatchNorm2d(5).double().eval()
     norm.running_mean.normal_()
     nn.init.normal_(norm.weight)
-    weight = torch.randn(7, 5, dtype=F64)
-    found = explain(lambda t: F.linear(norm(t).flatten(2).transpose(1, 2), weight), torch.randn(1, 5, 4, 4, dtype=F64))
-    assert float(found.ledger.residual) < 1e-10
+    x, g = torch.randn(1, 5, 4, 4, dtype=F64), torch.randn(1, 16, 5, dtype=F64).transpose(1, 2).reshape(1, 5, 4, 4)
+    slope = (norm.weight / (norm.running_var + norm.eps).sqrt()).reshape(-1, 1, 1).detach()
+    found = explain(lambda t: norm(t) * g, x)
+    torch.testing.assert_close(found.relevance, x * slope * g, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("form", GATES)
