@@ -54,8 +54,20 @@ CALL_FORMS = {
     "attention, causal, three axes": lambda x: F.scaled_dot_product_attention(x, x, value=x, is_causal=True),
     "indices where": lambda x: x[torch.where(x > -9)[0]] + 1,
     "mean that ignores": lambda x: x.masked_fill(x > 0.5, float("nan")).nanmean(-1),
+    "max unpooling": lambda x: F.max_unpool2d(*F.max_pool2d(x.unsqueeze(1), (1, 2), return_indices=True), (1, 2)) + 1,
+    "order statistics": lambda x: torch.quantile(x, 0.3, dim=-1) + x.median(-1).values + x.kthvalue(2, -1).values,
+    "hypotenuse": lambda x: torch.hypot(x, x.flip(-1) * 2),
+    "sampling at learned places": lambda x: F.grid_sample(
+        x.unsqueeze(1), F.affine_grid(x[:, :2, :3].tanh(), (2, 1, 3, 4), align_corners=False), align_corners=False
+    ),
+    "regions of learned places": lambda x: _roi_align(x.unsqueeze(1), x[:, 0].sigmoid().cumsum(-1)),
     "in double and single": lambda x: (x.float() * 2).double().to(torch.float64),
 }  # fmt: skip
+
+
+def _roi_align(features, boxes):
+    ops = pytest.importorskip("torchvision.ops")
+    return ops.roi_align(features, torch.cat([torch.arange(2.0).double()[:, None], boxes], 1), 2)
 
 
 @pytest.mark.parametrize("form", CALL_FORMS)

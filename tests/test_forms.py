@@ -162,6 +162,21 @@ class TestForms:
         model.layers[1].compile(backend="eager")
         assert torch.equal(hilrp.explain(model, x, 1).relevance, expected)
 
+    def test_threads_that_overlap_leave_compilation_as_it_was(self):
+        """The switch belongs to the process: the last to leave restores it, whatever the order."""
+        from torch._dynamo import eval_frame
+
+        from hilrp.passes import as_written
+
+        before = eval_frame._stance.stance
+        one, other = as_written(), as_written()
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)
+        assert eval_frame._stance.stance == "force_eager"
+        other.__exit__(None, None, None)
+        assert eval_frame._stance.stance == before
+
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_low_precision(self, dtype):
         model, x = small_vit(), torch.randn(2, 3, 32, 32)

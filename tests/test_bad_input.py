@@ -1,0 +1,124 @@
+"""Bad inputs, weights, targets and arguments: each has an error that names it, the reason and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hilrp
+from blocks import Block, X, raises
+
+
+class TestBadInput:
+    model = Block(nn.ReLU()).eval()
+
+    def test_nan(self):
+        x = X.clone()
+        x[0, 0, 0, 0] = float("nan")
+        with raises(hilrp.InputError, "NaN", r"\(2, 3, 8, 8\)"):
+            hilrp.explain(self.model, x, 0)
+
+    def test_infinite(self):
+        with raises(hilrp.InputError, "infinite"):
+            hilrp.explain(self.model, torch.full_like(X, float("inf")), 0)
+
+    def test_weights_that_are_not_finite(self):
+        model = Block(nn.ReLU()).eval()
+        with torch.no_grad():
+            model.stem.weight[0, 0, 0, 0] = float("nan")
+        with raises(hilrp.ModelError, "`stem.weight`", "finite"):
+            hilrp.explain(model, X, 0)
+
+    def test_overflow_is_traced_to_its_operation(self):
+        with raises(hilrp.ModelError, "first appears at", "middle"):
+            hilrp.explain(Block(lambda x: (x * 1e30 * 1e30).sub(x * 1e30 * 1e30)).eval(), X, 0)
+
+    def test_target_out_of_range(self):
+        with raises(hilrp.TargetError, "5 is out of range", "0 to 4"):
+            hilrp.explain(self.model, X, 5)
+        with raises(hilrp.TargetError, "-1 is out of range"):
+            hilrp.explain(self.model, X, [0, -1])
+
+    def test_target_of_a_wrong_kind(self):
+        with raises(hilrp.TargetError, "not a class"):
+            hilrp.explain(self.model, X, "cat")
+        with raises(hilrp.TargetError, "3 classes for a batch of 2"):
+            hilrp.explain(self.model, X, [0, 1, 2])
+        with raises(hilrp.TargetError, "one scalar per sample"):
+            hilrp.explain(self.model, X, lambda out: out)
+        with raises(hilrp.TargetError, "returned float"):
+            hilrp.explain(self.model, X, lambda out: 1.0)
+
+    def test_dense_output_needs_a_function(self):
+        with raises(hilrp.TargetError, "not .2, classes.", "target=function"):
+            hilrp.explain(nn.Conv2d(3, 4, 3).eval(), X)
+
+    def test_wrong_shape(self):
+        with raises(hilrp.ModelError, "`stem` .Conv2d.", r"\(2, 5, 8, 8\)"):
+            hilrp.explain(self.model, torch.randn(2, 5, 8, 8), 0)
+
+    def test_wrong_type(self):
+        with raises(hilrp.InputError, "torch.uint8", "floating-point"):
+            hilrp.explain(self.model, torch.zeros(2, 3, 8, 8, dtype=torch.uint8), 0)
+        with raises(hilrp.InputError, "str"):
+            hilrp.explain(self.model, "cat.jpg", 0)
+
+    def test_empty_batch(self):
+        with raises(hilrp.InputError, "empty batch"):
+            hilrp.explain(self.model, X[:0], 0)
+
+    def test_a_single_number(self):
+        with raises(hilrp.InputError, "single number"):
+            hilrp.explain(self.model, torch.tensor(1.0), 0)
+
+    @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm2d(4)])
+    def test_training_mode(self, layer):
+        model = Block(layer)
+        with raises(hilrp.ModelError, "training mode", "`middle`", r"model.eval\(\)"):
+            hilrp.explain(model, X, 0)
+
+    def test_functional_dropout(self):
+        with raises(hilrp.ModelError, "Dropout is active", "`middle`"):
+            hilrp.explain(Block(lambda x: F.dropout(x, 0.1, training=True)).eval(), X, 0)
+
+    def test_functional_batch_statistics(self):
+        with raises(hilrp.ModelError, "statistics of the batch", "`middle`"):
+            hilrp.explain(Block(lambda x: F.batch_norm(x, None, None, training=True)).eval(), X, 0)
+
+    def test_training_mode_without_chance_is_fine(self):
+        hilrp.explain(Block(nn.GELU()), X, 0)
+
+    def test_output_that_does_not_depend_on_the_input(self):
+        with raises(hilrp.ModelError, "does not depend on the input"):
+            hilrp.explain(Block(lambda x: torch.ones(2, 4, 3, 3)).eval(), X, 0)
+
+    def test_output_behind_detach_or_gates_only(self):
+        with raises(hilrp.ModelError, "only through gates"):
+            hilrp.explain(self.model, X, lambda out: out.softmax(1)[:, 0])
+
+    def test_zero_score(self):
+        model = Block(nn.ReLU()).eval()
+        nn.init.zeros_(model.head.weight)
+        nn.init.zeros_(model.head.bias)
+        with raises(hilrp.ModelError, "score of sample 0 is zero"):
+            hilrp.explain(model, X, 0)
+
+    def test_arguments(self):
+        with raises(hilrp.InputError, "'typo' is not a preset", "hilrp, "):
+            hilrp.explain(self.model, X, 0, rules="typo")
+        with raises(hilrp.InputError, "gamma=-1"):
+            hilrp.Rules(gamma=-1)
+        with raises(hilrp.InputError, "linear='alpha'", "'zplus'"):
+            hilrp.Rules(linear="alpha")
+        with raises(hilrp.InputError, "audit='loose'"):
+            hilrp.explain(self.model, X, 0, audit="loose")
+        with raises(hilrp.InputError, "no module named 'nothing'", "stem"):
+            hilrp.explain(self.model, X, 0, stages=["nothing"])
+        with raises(hilrp.InputError, "not a torch.nn.Module"):
+            hilrp.explain(lambda x: x, X)
+        with raises(hilrp.InputError, "'magic' is not a rule"):
+            hilrp.register(torch.special.i0, "magic")
+        with raises(hilrp.InputError, "reference"):
+            hilrp.explain(self.model, X, 0, reference=X)
