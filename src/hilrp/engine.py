@@ -121,7 +121,8 @@ class Engine(TorchFunctionMode):
                 args, self._opaque = self._opaque[1], None
                 output = replaced = module_rules.run(self, module, args, map_tensors(self._current, kwargs), output)
             if self._on_module is not None and self._opaque is None:
-                self._on_module(self.path, module, map_tensors(self._current, output))
+                shown = map_tensors(self._current, output) if self.tracker.has_aliases else output
+                self._on_module(self.path, module, shown)
             return replaced
 
     # Calls ----------------------------------------------------------------------------------------------------
