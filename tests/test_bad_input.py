@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hilrp
-from blocks import Block, X, raises
+from blocks import Block, Middle, X, raises
 
 
 class TestBadInput:
@@ -32,8 +32,12 @@ class TestBadInput:
             hilrp.explain(model, X, 0)
 
     def test_overflow_is_traced_to_its_operation(self):
-        with raises(hilrp.ModelError, "first appears at", "middle"):
+        with raises(hilrp.ModelError, "NaN first appears at", "middle"):
             hilrp.explain(Block(lambda x: (x * 1e30 * 1e30).sub(x * 1e30 * 1e30)).eval(), X, 0)
+
+    def test_an_output_that_overflows(self):
+        with raises(hilrp.ModelError, "overflows", "wider type"):
+            hilrp.explain(Middle(lambda x: (x.abs() * 1e30 * 1e30).flatten(1)).eval(), X, 0)
 
     def test_target_out_of_range(self):
         with raises(hilrp.TargetError, "5 is out of range", "0 to 4"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ import hilrp
 from hilrp.engine import Engine
 from hilrp.layout import Layout
 from hilrp.ledger import Books
+from hilrp.modules import ModuleWatch
 from hilrp.rules import Rules
 from test_rules_by_hand import Apply
 
@@ -300,6 +303,22 @@ def test_even_where_a_model_catches_exceptions_the_path_is_right():
 
     found = hilrp.explain(Model().eval(), torch.randn(1, 4), 0, itemised=True)
     assert any(name.startswith("linear: linear") for name in found.ledger.leaks)
+
+
+def test_modules_of_other_threads_are_not_ours():
+    """torch's hooks for all modules see every thread; a watch minds the one that it was opened in."""
+    entered = []
+    watch = ModuleWatch(nn.ReLU(), lambda module, args: entered.append(module), lambda module, kwargs, output: None)
+    watch.open()
+    try:
+        thread = threading.Thread(target=lambda: nn.GELU()(torch.zeros(1)))
+        thread.start()
+        thread.join()
+        assert not entered
+        nn.GELU()(torch.zeros(1))
+        assert len(entered) == 1
+    finally:
+        watch.close()
 
 
 class TestReference:

@@ -202,7 +202,7 @@ class Explainer:
         def inspect(site: Site, tensor: Tensor) -> None:
             if bool(tensor.isnan().any()):
                 raise ModelError(
-                    f"A value that isn't finite first appears at `{site}`. Check the scale of the input, or use a wider type (float32, float64)."
+                    f"NaN first appears at `{site}`. Check the scale of the input, or use a wider type (float32, float64)."
                 )
 
         try:
@@ -210,7 +210,7 @@ class Explainer:
         except ModelError as error:
             return error
         return ModelError(
-            "The relevance isn't finite although every activation is. Use a wider type (float32, float64)."
+            "The output or the relevance overflows, although no activation is NaN. Use a wider type (float32, float64)."
         )
 
 
