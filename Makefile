@@ -3,13 +3,26 @@
 PYTHON ?= python3
 RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)
 
-.PHONY: test demo figures format benchmark
+.PHONY: test test-slow demo figures format benchmark verify coverage coverage-page
 
 test:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
+
+# Audits one model of each kind of timm and transformers: about half an hour on two cores.
+test-slow:
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m slow
+
+verify:
+	$(RUN) -m hilrp.cli verify
+
+coverage:
+	$(RUN) -m hilrp.cli coverage
+
+coverage-page:
+	$(RUN) scripts/coverage_page.py
 
 demo:
 	$(RUN) -m hilrp.cli demo -o out/demo

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import pytest
 import timm
-import torch
 from torch import nn
+
+from hilrp.loading import randomise_constants
 
 
 def randomised(model: nn.Module) -> nn.Module:
     """Constants that a fresh model has at zero or one get random values, so that the books have something to book."""
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.running_mean.normal_(0, 0.1)
-                module.running_var.uniform_(0.8, 1.2)
-            for name in ("bias", "in_proj_bias"):
-                if isinstance(getattr(module, name, None), nn.Parameter):
-                    getattr(module, name).normal_(0, 0.05)
+    for module in randomise_constants(model).modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.8, 1.2)
     return model.eval()
 
 

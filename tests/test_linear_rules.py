@@ -8,7 +8,7 @@ import zennit.rules
 from torch import nn
 
 import hilrp
-import textbook
+from hilrp.verify import textbook
 
 LAYERS = {
     "linear": (lambda: nn.Linear(7, 5), (7,)),
@@ -67,7 +67,7 @@ def test_agrees_with_the_textbook(layer, rule):
 
     with torch.no_grad():
         constant = module(torch.zeros(1, *shape, dtype=torch.float64))
-        matrix = textbook.matrix_of(lambda a: module(a[None]) - constant, torch.Size(shape))
+        matrix = textbook.matrix_of(lambda a: module(a) - constant, shape)
         weights = torch.cat([matrix, constant.reshape(-1, 1)], 1)
         for sample in range(2):
             z = textbook.contributions(matrix, constant, x[sample])

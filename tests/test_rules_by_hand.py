@@ -208,6 +208,7 @@ GATES = {
     "division": lambda x, s: x / (s.abs() + 1),
     "kernel features": lambda x, s: (s.relu() + 1e-3) * x,
     "talking heads": lambda x, s: F.linear(s.softmax(-1), torch.eye(4, dtype=F64)) * x,
+    "gate expanded as the signal": lambda x, s: x * s.sigmoid().mean(-1, keepdim=True).expand_as(x),
     "filters mixed by gates": lambda x, s: x * (s.sigmoid() @ torch.eye(4, dtype=F64)),
     "addcmul": lambda x, s: torch.addcmul(torch.zeros(4, dtype=F64), x, s.sigmoid()),
     "global response norm": lambda x, s: x * (s.norm(dim=-1, keepdim=True) / (s.norm(dim=-1, keepdim=True).mean(1, keepdim=True) + 1e-6)),
@@ -306,6 +307,26 @@ def test_linear_attention_with_its_denominator():
     expected = v * weights.sum(-2).unsqueeze(-1)
     torch.testing.assert_close(found.relevance[2], expected, rtol=1e-10, atol=1e-10)
     assert not found.relevance[0].any()
+
+
+def test_factorised_attention_in_either_order():
+    """CoaT and LambdaNetworks: ``q (softmax(k)^T v)``. The weights are ``q softmax(k)^T``, and the values carry all."""
+    q, k, v = (torch.randn(1, 2, 6, 4, dtype=F64) for _ in range(3))
+    found = explain(
+        lambda q, k, v: q @ (k.softmax(-2).transpose(-2, -1) @ v), (q, k, v), target=lambda out: out.sum().reshape(1)
+    )
+    weights = q @ k.softmax(-2).transpose(-2, -1)
+    torch.testing.assert_close(found.relevance[2], v * weights.sum(-2).unsqueeze(-1), rtol=1e-10, atol=1e-10)
+    assert not found.relevance[0].any()
+    assert not found.notes
+
+
+def test_what_attention_mixed_is_a_signal_again_behind_a_residual():
+    """Only in ``q (softmax(k)^T v)`` itself is the other factor a query; later it is a factor like any other."""
+    x, k, v = (torch.randn(1, 6, 4, dtype=F64) for _ in range(3))
+    found = explain(lambda x, k, v: x * (v + k.softmax(-1) @ k.new_ones(4, 6) @ v), (x, k, v))
+    assert found.notes == {"even split of mul in (model)": 1}
+    torch.testing.assert_close(found.relevance[0], found.output / 2, rtol=1e-11, atol=1e-11)
 
 
 def test_cosine_to_a_fixed_vector_conserves():

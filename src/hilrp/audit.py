@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,10 +15,11 @@ from hilrp.checks import tolerance, zero_score
 from hilrp.errors import HilrpError
 from hilrp.explainer import Explainer, unwrap
 from hilrp.explanation import Explanation
+from hilrp.ledger import Ledger
 from hilrp.passes import Pass, as_written, call_model
 from hilrp.rules import Rules
 from hilrp.targets import Contrast, Target
-from hilrp.tree import map_tensors, tensors
+from hilrp.tree import jsonable, map_tensors, tensors
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,12 @@ class AuditReport:
         operations: Primitive -> operation -> how often it ran.
         problems: Operations without a rule and hidden ones, as messages.
         notes: Even splits that relevance went through, with counts.
+        gates: What products held fixed, where relevance went through them, with counts.
         forward_difference: Largest difference between the explained and the plain output; 0.0 means equal bit for bit.
         residual: Largest residual of the books over the samples.
         leak: Largest leak over the samples, measured at each operation.
         share: Pixels' share of the score, per sample.
+        kept: Who kept how much: kind of constant -> share of the score, per sample, largest first.
         tolerance: What residual and leak may be at the precision of the pass.
         error: Why the model could not be explained, if so.
     """
@@ -39,10 +43,12 @@ class AuditReport:
     operations: dict[str, dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
+    gates: dict[str, int] = field(default_factory=dict)
     forward_difference: float = float("nan")
     residual: float = float("nan")
     leak: float = float("nan")
     share: list[float] = field(default_factory=list)
+    kept: dict[str, list[float]] = field(default_factory=dict)
     tolerance: float = float("nan")
     error: str | None = None
 
@@ -52,21 +58,47 @@ class AuditReport:
         sound = self.error is None and not self.problems and self.forward_difference == 0.0
         return sound and self.residual <= self.tolerance and self.leak <= self.tolerance
 
+    @property
+    def splits(self) -> dict[str, int]:
+        """The even splits, modules of the same name in different blocks taken together.
+
+        Example:
+            >>> AuditReport(notes={"even split of mul in blocks.0.mlp": 1, "even split of mul in blocks.1.mlp": 1}).splits
+            {'mul in blocks.*.mlp': 2}
+        """
+        counts: Counter[str] = Counter()
+        for note, count in self.notes.items():
+            if note.startswith(_SPLIT):
+                counts[re.sub(r"(?<=\.)\d+(?=\.|$)", "*", note.removeprefix(_SPLIT))] += count
+        return dict(counts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for machines: fields and verdict, with ``None`` for figures that aren't there."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        found |= {"passed": self.passed, "splits": self.splits}
+        plain: dict[str, Any] = jsonable(found)
+        return plain
+
     def __str__(self) -> str:
-        lines = [f"{'PASS' if self.passed else 'FAIL'}"]
         if self.error is not None:
-            return f"{lines[0]}\n{self.error}"
+            return "\n".join(["FAIL", *self.problems, self.error])
+        lines = ["PASS" if self.passed else "FAIL"]
         for primitive, names in self.operations.items():
             counted = ", ".join(f"{name} {count}" for name, count in sorted(names.items(), key=lambda item: -item[1]))
             lines.append(f"{primitive:<14} {counted}")
-        lines.append(
+        figures = (
             f"forward difference {self.forward_difference:.2g}, residual {self.residual:.2g}, leak {self.leak:.2g}"
         )
-        lines[-1] += f" (tolerance {self.tolerance:.0e}); pixels' share {', '.join(f'{s:.3f}' for s in self.share)}"
-        notes = [f"note: {note} ({count} x)" for note, count in self.notes.items()]
-        lines += notes if len(notes) <= 4 else [*notes[:3], f"note: and {len(notes) - 3} more of this kind"]
+        shares = ", ".join(f"{s:.3f}" for s in self.share)
+        lines.append(f"{figures} (tolerance {self.tolerance:.0e}); pixels' share {shares}")
+        lines += [f"gate: {gate} ({count} x)" for gate, count in self.gates.items()]
+        lines += [f"even split: {split} ({count} x)" for split, count in self.splits.items()]
+        lines += [f"note: {note} ({count} x)" for note, count in self.notes.items() if not note.startswith(_SPLIT)]
         lines += [f"problem: {problem}" for problem in self.problems]
         return "\n".join(lines)
+
+
+_SPLIT = "even split of "
 
 
 def audit(model: nn.Module, x: Any, target: Target | Contrast = None, rules: str | Rules = "hilrp") -> AuditReport:
@@ -90,15 +122,27 @@ def audit(model: nn.Module, x: Any, target: Target | Contrast = None, rules: str
         operations=operations,
         problems=explainer.problems,
         notes=found.notes,
+        gates=dict(explainer.gates),
         forward_difference=forward_difference(model, x, found.output),
         residual=float(found.ledger.residual.max()),
         leak=float(found.ledger.leak.max()),
         share=found.ledger.share.tolist(),
+        kept=_kept(found.ledger),
         tolerance=tolerance(explainer.dtypes, found.score.device),
     )
     if not report.passed and not report.problems:
         report.problems.append(_reason(report, found, model, x))
     return report
+
+
+def _kept(ledger: Ledger) -> dict[str, list[float]]:
+    """What each kind of constant kept of the score."""
+    totals: dict[str, Tensor] = {}
+    for name, value in ledger.entries.items():
+        kind = name[name.rindex("(") + 1 : -1]
+        totals[kind] = totals[kind] + value if kind in totals else value
+    shares = {kind: total / ledger.score for kind, total in totals.items()}
+    return {kind: shares[kind].tolist() for kind in sorted(shares, key=lambda kind: -float(shares[kind].abs().max()))}
 
 
 def _reason(report: AuditReport, found: Explanation, model: nn.Module, x: Any) -> str:
@@ -122,6 +166,7 @@ class _Auditor(Explainer):
         super().__init__(*args, **options)
         self.problems: list[str] = []
         self.counts: Counter[Any] = Counter()
+        self.gates: Counter[str] = Counter()
         self.dtypes: set[torch.dtype] = set()
 
     def _problem(self, error: HilrpError) -> None:
@@ -130,7 +175,7 @@ class _Auditor(Explainer):
 
     def _run(self, *args: Any) -> Pass:
         run = super()._run(*args)
-        self.counts, self.dtypes = run.engine.counts, run.engine.dtypes
+        self.counts, self.gates, self.dtypes = run.engine.counts, run.engine.gates, run.engine.dtypes
         return run
 
 
@@ -177,4 +222,4 @@ def _plain_outputs(model: nn.Module, x: Any) -> list[list[Tensor]]:
 def _difference(a: Tensor, b: Tensor) -> float:
     if torch.equal(a, b):
         return 0.0
-    return float((a.double() - b.double()).abs().max())
+    return float((a.detach().double() - b.detach().double()).abs().max())

@@ -22,10 +22,10 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.modules import ModuleWatch
 from hilrp.opening import opened
-from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
+from hilrp.products import held_fixed
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
 from hilrp.table import CREATION, QUERIES, SHAPED_BY_SECOND, Primitive, Row, is_python_source, operation_name
@@ -63,6 +63,7 @@ class Engine(TorchFunctionMode):
         self.rules, self.books = rules, books
         self.counts: Counter[tuple[Primitive, str]] = Counter()
         self.notes: Counter[str] = Counter()
+        self.gates: Counter[str] = Counter()
         self.dtypes: set[torch.dtype] = set()
         self.recording: list[Reference] | None = [] if record else None
         self._on_problem, self._on_module = on_problem, on_module
@@ -153,8 +154,10 @@ class Engine(TorchFunctionMode):
         if name in QUERIES:
             return func(*args, **kwargs)
         varying = [t for t in operands if self.is_varying(t, name)]
-        if name in CREATION or (name in SHAPED_BY_SECOND and not self.tracker.varies(operands[0])):
+        if name in CREATION:
             varying = []
+        elif name in SHAPED_BY_SECOND:
+            varying = [t for t in varying if t is operands[0]]
         if not varying:
             if any(t.requires_grad for t in operands):
                 with torch.no_grad():
@@ -256,8 +259,8 @@ class Engine(TorchFunctionMode):
             out = linearised(out, exact)
         if row is not None or any(t.requires_grad for t in tensors(out)):
             self._count(row, name, varying)
-        if row is not None and row.rule in (bilinear.mix, bilinear.multiply):
-            self._note_even_split(out, name, varying)
+        if row is not None and self.rules.attention == "cp":
+            self._note_product(row, out, name, varying)
         level = self._output_level(row, call, varying)
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
@@ -330,17 +333,21 @@ class Engine(TorchFunctionMode):
             primitive = Primitive.LINEAR
         self.counts[primitive, name] += 1
 
-    def _note_even_split(self, out: Tensor, name: str, varying: list[Tensor]) -> None:
-        """Notes a product whose factors share evenly because neither is more of a gate, if relevance reaches it."""
-        levels = [self.tracker.level(t) for t in varying if t.requires_grad]
-        if self.rules.attention == "cp" and len(levels) > 1 and levels.count(min(levels)) > 1 and out.requires_grad:
+    def _note_product(self, row: Row, out: Tensor, name: str, varying: list[Tensor]) -> None:
+        """Notes, if relevance reaches a product, what it held fixed, or that its factors shared evenly."""
+        levels = self.tracker.level
+        held = held_fixed(row, [*map(levels, varying)], [levels(t) for t in varying if t.requires_grad])
+        if held is None or not (out.requires_grad and (held == "" or self.books.itemised)):
+            return
+        notes, note = self.gates, f"{name}: {held} held fixed"
+        if held == "":
             notes, note = self.notes, f"even split of {name} in {self.path or '(model)'}"
 
-            # A hook must not hold the engine: it belongs to the graph, which the engine's tensors hold.
-            def count(g: Tensor | None) -> None:
-                notes[note] += 1
+        # A hook must not hold the engine: it belongs to the graph, which the engine's tensors hold.
+        def count(g: Tensor | None) -> None:
+            notes[note] += 1
 
-            out.register_hook(count)
+        out.register_hook(count)
 
     def _output_level(self, row: Row | None, call: Call, varying: list[Tensor]) -> Level:
         if row is None:
@@ -348,7 +355,10 @@ class Engine(TorchFunctionMode):
         level = row.level(call) if callable(row.level) else row.level
         if level is not None:
             return level
-        lowest = min(map(self.tracker.level, [t for t in varying if t.requires_grad] or varying))
+        levels = [self.tracker.level(t) for t in varying if t.requires_grad] or [*map(self.tracker.level, varying)]
+        lowest = min(levels)
+        if lowest is Level.VALUE and max(levels) is not Level.VALUE:
+            lowest = Level.SIGNAL  # mixed values and something else, as in a residual addition
         renewed = row.renews is not None and len(varying) == 1 and lowest <= row.renews
         return Level.SIGNAL if renewed else lowest
 
@@ -364,7 +374,7 @@ class Engine(TorchFunctionMode):
         same_shape = [layout for t, layout in placed if t.shape == out.shape and layout is not None]
         if row is None:
             return same_shape[0] if same_shape else None
-        if same_shape and row.primitive is not Primitive.REINDEXING and row.primitive is not Primitive.BILINEAR:
+        if same_shape and row.primitive in (Primitive.LINEAR, Primitive.NORMALISATION):
             return same_shape[0]
         return row.follow(placed, out, self.books.batch, (args, kwargs), func)
 

@@ -108,10 +108,11 @@ class Books:
 
     def measure(self, tensor: Tensor, sign: int, site: Site, layout: Layout | None) -> None:
         """Itemised books: counts the relevance of ``tensor`` into (+1) or out of (-1) the operation at ``site``."""
-        value = _without_masks(tensor.detach()) * sign
+        value = tensor.detach()
 
         def write(g: Tensor | None) -> None:
-            self._add(self.flows, site, value, g, layout)
+            # The copy is made here, where it lives for a moment, and not in the forward pass.
+            self._add(self.flows, site, _without_masks(value) * sign, g, layout)
 
         tensor.register_hook(write)
 

@@ -118,7 +118,7 @@ class Pass:
     def _forward(self, model: nn.Module, inputs: Any) -> Any:
         try:
             return call_model(model, inputs)
-        except HilrpError:
+        except (HilrpError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             where = messages.place(self.engine.path, self.engine.module)

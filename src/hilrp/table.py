@@ -43,12 +43,13 @@ Follow = Callable[[Placed, Tensor, int, Any, Any], Layout | None]
 
 
 class Primitive(Enum):
-    """The four kinds of operation that a vision model is made of."""
+    """The four kinds of operation that a vision model is made of, and a fifth for what steps through time."""
 
     LINEAR = "linear"
     BILINEAR = "bilinear"
     NORMALISATION = "normalisation"
     REINDEXING = "reindexing"
+    RECURRENCE = "recurrence"
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,14 @@ class Row:
     renews: Level | None = None
 
 
-L, B, N, R = Primitive
-SIGNAL, FEATURE, GATE, ATTENTION = Level
+L, B, N, R, T = Primitive
+VALUE, SIGNAL, FEATURE, GATE, ATTENTION = Level
 
 _ROWS: list[tuple[Row, str]] = [
     # Linear maps ---------------------------------------------------------------------------------------------
     (Row(L, bilinear.layer, kept, renews=GATE), "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     (Row(L, reindexing.native, traced), "sum mean nansum nanmean"),
-    (Row(L, reindexing.native, kept), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+    (Row(L, reindexing.average_pool, kept), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
     (Row(L, reindexing.native, kept), "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d upsample_linear1d "
         "upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
     (Row(L, reindexing.native, kept), "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn cumsum"),
@@ -81,10 +82,10 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(L, reindexing.native, aligned), "neg"),
     (Row(L, normalisation.batch_norm, kept), "batch_norm"),
     # Bilinear mixing (linear, if only one factor depends on the input) -------------------------------------
-    (Row(B, bilinear.mix, multiplied, renews=FEATURE), "matmul mm bmm mv dot rmatmul"),
-    (Row(B, bilinear.mix, summed_by_letters, renews=FEATURE), "einsum"),
+    (Row(B, bilinear.mix, multiplied, bilinear.mixed_level, renews=FEATURE), "matmul mm bmm mv dot rmatmul"),
+    (Row(B, bilinear.mix, summed_by_letters, bilinear.mixed_level, renews=FEATURE), "einsum"),
     (Row(B, bilinear.multiply, aligned), "mul"),
-    (Row(B, bilinear.attention, values_kept, SIGNAL), "scaled_dot_product_attention"),
+    (Row(B, bilinear.attention, values_kept, VALUE), "scaled_dot_product_attention"),
     (Row(B, bilinear.sample, kept), "grid_sampler"),
     (Row(B, bilinear.deformable, kept, renews=GATE), "torchvision::deform_conv2d"),
     (Row(B, bilinear.pooled_regions, kept), "torchvision::roi_align torchvision::ps_roi_align"),
@@ -140,10 +141,11 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, Surrogate(composite.glu), kept), "glu"),
     (Row(N, Surrogate(composite.var_mean), traced), "var_mean"),
     (Row(N, Surrogate(composite.std_mean), traced), "std_mean"),
-    (Row(B, Surrogate(composite.recurrent(composite.lstm_cell)), kept), "lstm"),
-    (Row(B, Surrogate(composite.recurrent(composite.gru_cell)), kept), "gru"),
-    (Row(B, Surrogate(composite.recurrent(composite.tanh_cell)), kept), "rnn_tanh"),
-    (Row(B, Surrogate(composite.recurrent(composite.relu_cell)), kept), "rnn_relu"),
+    # The fifth primitive: a recurrence, unrolled into steps that are made of the four --------------------------------
+    (Row(T, Surrogate(composite.recurrent(composite.lstm_cell)), kept), "lstm"),
+    (Row(T, Surrogate(composite.recurrent(composite.gru_cell)), kept), "gru"),
+    (Row(T, Surrogate(composite.recurrent(composite.tanh_cell)), kept), "rnn_tanh"),
+    (Row(T, Surrogate(composite.recurrent(composite.relu_cell)), kept), "rnn_relu"),
 ]  # fmt: skip
 
 TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.split()}

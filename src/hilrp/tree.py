@@ -1,7 +1,8 @@
-"""Walking nested arguments: the tensors in a call's arguments and in a model's output."""
+"""Walking nested structures: the tensors in a call's arguments and in a model's output, the numbers in a report."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -53,3 +54,17 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if is_dataclass(tree) and not isinstance(tree, type):
         return replace(tree, **{f.name: map_tensors(function, getattr(tree, f.name)) for f in fields(tree) if f.init})
     return tree
+
+
+def jsonable(tree: Any) -> Any:
+    """The same structure as JSON has it: tuples as lists, and ``None`` for numbers that aren't finite.
+
+    Example:
+        >>> jsonable({"leak": float("nan"), "shape": (1, 2)})
+        {'leak': None, 'shape': [1, 2]}
+    """
+    if isinstance(tree, Mapping):
+        return {key: jsonable(item) for key, item in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return [jsonable(item) for item in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -26,6 +26,16 @@ def mix(call: Call) -> Tensor:
     return product(call)
 
 
+def mixed_level(call: Call) -> Level | None:
+    """Attention weights make mixed values of a signal.
+
+    ``q (softmax(k)^T v)`` is ``(q softmax(k)^T) v`` in another order: the values carry, and the query is part of the weights.
+    """
+    levels = [call.level(t) for t in call.operands if call.varies(t)]
+    mixed = len(levels) > 1 and max(levels) is Level.ATTENTION and min(levels) <= Level.SIGNAL
+    return Level.VALUE if mixed else None
+
+
 def layer(call: Call) -> Tensor:
     """Linear layers and convolutions; bilinear where the weight itself depends on the input (dynamic filters)."""
     x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))

@@ -1,4 +1,4 @@
-"""The command line: ``hilrp explain`` and ``hilrp demo``."""
+"""``hilrp explain``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 import hilrp
+from hilrp.cli.app import app, console, fail
 from hilrp.errors import HilrpError, InputError
-
-app = typer.Typer(no_args_is_help=True, add_completion=True, help="Explain the predictions of vision models.")
-_console = Console()
 
 
 @app.command()
@@ -34,7 +30,7 @@ def explain(
         network, transform = _load(model, checkpoint)
         explainer = hilrp.Explainer(network, rules)
     except (HilrpError, OSError) as error:
-        raise _fail(error) from None
+        raise fail(error) from None
     table = Table("image", "class", "score", "pixels' share", "residual")
     failed = 0
     for path in images:
@@ -43,40 +39,15 @@ def explain(
             found.save(output / _name(path, images))
         except (HilrpError, OSError) as error:
             failed += 1
-            _console.print(f"[red]{path}[/]: {error}", highlight=False)
+            console.print(f"[red]{path}[/]: {error}", highlight=False)
             continue
         assert found.target is not None
         ledger = found.ledger
         figures = (f"{float(found.score[0]):.3f}", f"{float(ledger.share[0]):.3f}", f"{float(ledger.residual[0]):.0e}")
         table.add_row(path.name, str(int(found.target[0])), *figures)
-    _console.print(table)
-    _console.print(f"{len(images) - failed} of {len(images)} written to {output}")
+    console.print(table)
+    console.print(f"{len(images) - failed} of {len(images)} written to {output}")
     if failed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the results.")] = Path("out/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 600,
-) -> None:
-    """Trains a small hierarchical model on shapes, explains it, and checks the maps against the shapes' places."""
-    from hilrp.demo import run
-
-    with Progress(console=_console, transient=True) as progress:
-        task = progress.add_task("training a small TinyViT on shapes", total=steps)
-        done = run(output, steps, progress=lambda: progress.advance(task))
-    ledger = done.explanation.ledger
-    table = Table("figure", "value")
-    table.add_row("accuracy on new pictures", f"{done.accuracy:.3f}")
-    table.add_row("strongest pixel on the shape", f"{done.pointing:.2f} (by chance {done.area:.2f})")
-    table.add_row("books: largest residual of 100", f"{float(ledger.residual.max()):.1e}")
-    table.add_row("audit", "passed" if done.report.passed else "FAILED")
-    _console.print(table)
-    _console.print("The books of the first picture:")
-    _console.print(ledger.table(0), highlight=False)
-    _console.print(f"Look at {output / 'demo.png'}")
-    if not done.report.passed:
         raise typer.Exit(1)
 
 
@@ -128,12 +99,3 @@ def _name(path: Path, images: list[Path]) -> str:
     """The image's name without its ending; its place in the list goes with it where another has the same."""
     alike = [other for other in images if other.stem == path.stem]
     return path.stem if len(alike) == 1 else f"{path.stem}-{images.index(path) + 1}"
-
-
-def _fail(error: Exception) -> typer.Exit:
-    _console.print(f"[red]error[/]: {error}", highlight=False)
-    return typer.Exit(2)
-
-
-if __name__ == "__main__":
-    app()

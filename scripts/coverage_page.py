@@ -1,0 +1,32 @@
+"""Writes docs/coverage.md from the rows of coverage runs in docs/coverage/.
+
+To add or renew a run: `hilrp coverage ... -o FOLDER`, then `python scripts/coverage_page.py NAME=FOLDER`, which takes
+the run over as docs/coverage/NAME.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from hilrp.coverage.report import markdown_page
+from hilrp.coverage.store import Settings, read_rows
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+if __name__ == "__main__":
+    rows = DOCS / "coverage"
+    rows.mkdir(exist_ok=True)
+    for argument in sys.argv[1:]:
+        name, _, folder = argument.partition("=")
+        shutil.copyfile(Path(folder) / "settings.json", rows / f"{name}.json")
+        latest = {row["name"]: row for row in read_rows(Path(folder) / "results.jsonl")}
+        lines = (json.dumps(latest[each]) for each in sorted(latest))
+        (rows / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    runs = [
+        (Settings(**json.loads(path.with_suffix(".json").read_text())), list(read_rows(path)))
+        for path in sorted(rows.glob("*.jsonl"))
+    ]
+    (DOCS / "coverage.md").write_text(markdown_page(runs))

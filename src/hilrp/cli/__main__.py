@@ -1,0 +1,6 @@
+"""``python -m hilrp.cli`` is ``hilrp``."""
+
+from hilrp.cli import app
+
+if __name__ == "__main__":
+    app()

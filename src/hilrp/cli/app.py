@@ -1,0 +1,23 @@
+"""What the commands share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=True, help="Explain the predictions of vision models.")
+console = Console()
+
+
+def fail(error: Exception) -> typer.Exit:
+    """Prints an error; raise what this returns."""
+    console.print(f"[red]error[/]: {error}", highlight=False)
+    return typer.Exit(2)
+
+
+def print_json(found: Any) -> None:
+    """Prints for machines: no colours, no wrapping."""
+    typer.echo(json.dumps(found, indent=1))

@@ -1,0 +1,135 @@
+"""``hilrp audit``."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import hilrp
+from hilrp.audit import AuditReport
+from hilrp.cli.app import app, console, fail, print_json
+from hilrp.errors import HilrpError, InputError
+from hilrp.loading import Built, build
+from hilrp.tree import tensors
+
+Precision = Annotated[str, typer.Option("--dtype", help="float64, float32, bfloat16 or float16.")]
+
+
+def precision(name: str) -> torch.dtype:
+    """A floating-point type by its name."""
+    if name not in ("float64", "float32", "bfloat16", "float16"):
+        raise InputError(f"--dtype {name}: use float64, float32, bfloat16 or float16.")
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+@app.command()
+def audit(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Models of timm, torchvision, transformers (a model type, a name on the hub, or a folder) or open_clip, with or without "
+            "'library/' before the name; or module:factory, a function of yours that returns a model, or (model, inputs[, target])."
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
+    pretrained: Annotated[bool, typer.Option(help="Published weights instead of random ones.")] = False,
+    rules: Annotated[str, typer.Option(help=f"One of {', '.join(hilrp.PRESETS)}.")] = "hilrp",
+    dtype: Precision = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    batch: Annotated[int, typer.Option(min=1, help="Number of random images.")] = 2,
+    size: Annotated[int | None, typer.Option(help="Side of the images, if not the model's default.")] = None,
+) -> None:
+    """Audits models: what they are made of, whether their value is untouched, and whether their books close.
+
+    The exit status is 1 if a model fails, 2 if one can't be built.
+    """
+    found: list[dict[str, Any]] = []
+    status = 0
+    for name in names:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                built = build(
+                    name, pretrained=pretrained, dtype=precision(dtype), device=device, batch=batch, size=size
+                )
+                report = hilrp.audit(built.model, built.inputs, built.target, rules)
+        except (HilrpError, RuntimeError, ValueError, OSError) as error:
+            status = 2
+            if json:
+                found.append({"name": name, "passed": False, "error": str(error)})
+            else:
+                fail(error if isinstance(error, HilrpError) else InputError(f"{name}: {error}"))
+            continue
+        status = max(status, int(not report.passed))
+        found.append(_facts(built, dtype) | report.as_dict())
+        if not json:
+            _page(built, report, dtype)
+    if json:
+        print_json(found)
+    raise typer.Exit(status)
+
+
+def _facts(built: Built, dtype: str) -> dict[str, Any]:
+    shapes = [list(t.shape) for t in tensors(built.inputs)]
+    weights = "published" if built.pretrained else "the factory's" if ":" in built.name else "random"
+    return {"name": built.name, "parameters": built.parameters, "inputs": shapes, "weights": weights, "dtype": dtype}
+
+
+def _page(built: Built, report: AuditReport, dtype: str) -> None:
+    facts = _facts(built, dtype)
+    inputs = ", ".join(" x ".join(map(str, shape)) for shape in facts["inputs"])
+    console.rule(f"[bold]{escape(built.name)}[/]", align="left")
+    console.print(
+        f"{built.parameters / 1e6:.1f} M parameters, {facts['weights']} weights, {dtype}, input {inputs}",
+        highlight=False,
+    )
+    if report.error is None:
+        console.print(_operations(report))
+        if report.gates or report.splits:
+            console.print(_gates(report))
+        console.print(_books(report))
+    for problem in [*report.problems, *([report.error] if report.error else [])]:
+        console.print(f"[red]problem[/]: {escape(problem)}", highlight=False)
+    for note, count in report.notes.items():
+        if not note.startswith("even split"):
+            console.print(f"note: {escape(note)} ({count} x)", highlight=False)
+    console.print("[bold green]PASS[/]" if report.passed else "[bold red]FAIL[/]", _verdict(report), "\n")
+
+
+def _operations(report: AuditReport) -> Table:
+    table = Table("primitive", "operations", title="What it is made of", title_justify="left")
+    for primitive, counts in report.operations.items():
+        ordered = sorted(counts.items(), key=lambda item: -item[1])
+        table.add_row(primitive, ", ".join(f"{name} {count}" for name, count in ordered))
+    return table
+
+
+def _gates(report: AuditReport) -> Table:
+    table = Table("where two factors depend on the input", "times", title="Gates and splits", title_justify="left")
+    for gate, count in report.gates.items():
+        table.add_row(gate, str(count))
+    for split, count in report.splits.items():
+        table.add_row(f"[yellow]split evenly[/]: {escape(split)}", str(count))
+    return table
+
+
+def _books(report: AuditReport) -> Table:
+    table = Table("who kept it", *(f"sample {i}" for i in range(len(report.share))), title_justify="left")
+    table.title = "Where the score went (shares of it)"
+    table.add_row("pixels", *(f"{share:.4f}" for share in report.share))
+    for kind, shares in report.kept.items():
+        table.add_row(kind, *(f"{share:.4f}" for share in shares))
+    return table
+
+
+def _verdict(report: AuditReport) -> str:
+    return (
+        f"forward difference {report.forward_difference:.2g}, residual {report.residual:.1e}, leak {report.leak:.1e} "
+        f"(tolerance {report.tolerance:.0e})"
+    )

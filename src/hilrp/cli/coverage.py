@@ -1,0 +1,96 @@
+"""``hilrp coverage``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hilrp.cli.app import app, console, fail, print_json
+from hilrp.cli.audit import Precision, precision
+from hilrp.errors import HilrpError
+from hilrp.loading import LIBRARIES, installed
+
+
+@app.command()
+def coverage(
+    libraries: Annotated[
+        list[str] | None, typer.Argument(help=f"Of {', '.join(LIBRARIES)}. Default: those that are installed.")
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="All models of a library, not only one of each kind (timm, torchvision: of each file)."
+        ),
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the rows; a later run goes on from there.")
+    ] = Path("out/coverage"),
+    markdown: Annotated[Path | None, typer.Option(help="Also write the results as a page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Models at once. Default: one for each core.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for one model.")] = 900.0,
+    retry: Annotated[bool, typer.Option(help="Run those again that did not pass.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Discard the folder's results first.")] = False,
+    dtype: Precision = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    batch: Annotated[int, typer.Option(min=1, help="Number of random images.")] = 2,
+    rules: Annotated[str, typer.Option(help="A rule set.")] = "hilrp",
+    only: Annotated[str | None, typer.Option(help="Only names that hold this text.")] = None,
+) -> None:
+    """Audits whole model libraries, one process per model. The exit status is 1 unless all pass."""
+    from hilrp.coverage import Settings, Store, run
+    from hilrp.coverage.catalogue import catalogue
+    from hilrp.coverage.report import markdown_page
+    from hilrp.rules import Rules
+
+    try:
+        precision(dtype)
+        Rules.named(rules)
+        names = [
+            name
+            for each in libraries or installed()
+            for name in catalogue(each, everything)
+            if only is None or only in name
+        ]
+        store = Store(output, Settings(dtype=dtype, device=device, batch=batch, rules=rules), fresh)
+    except (HilrpError, OSError) as error:
+        raise fail(error) from None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=json) as progress:
+        task = progress.add_task("auditing", total=len(names))
+        passed = Counter[bool]()
+
+        def show(row: dict[str, Any]) -> None:
+            passed[row["status"] == "pass"] += 1
+            progress.update(task, advance=1, description=f"{passed[True]} passed, {passed[False]} not")
+            if row["status"] != "pass" and not json:
+                progress.console.print(
+                    f"[red]{row['status']}[/] {row['name']}: {escape(row.get('reason', ''))}", highlight=False
+                )
+
+        rows = run(names, store, jobs, timeout, retry, show)
+    if markdown is not None:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        markdown.write_text(markdown_page([(store.settings, list(rows.values()))]))
+    if json:
+        print_json(list(rows.values()))
+    else:
+        console.print(_summary(rows))
+        console.print(f"Rows in {store.folder / 'results.jsonl'}")
+    raise typer.Exit(int(any(row["status"] != "pass" for row in rows.values())))
+
+
+def _summary(rows: dict[str, dict[str, Any]]) -> Table:
+    table = Table("library", "models", "passed", "with even splits", "largest residual", "largest leak")
+    for library in dict.fromkeys(name.split("/")[0] for name in rows):
+        own = [row for name, row in rows.items() if name.startswith(f"{library}/")]
+        sound = [row for row in own if row["status"] == "pass"]
+        worst = [f"{max((row[key] for row in sound), default=float('nan')):.1e}" for key in ("residual", "leak")]
+        table.add_row(library, str(len(own)), str(len(sound)), str(sum(bool(row["splits"]) for row in sound)), *worst)
+    return table

@@ -1,0 +1,149 @@
+"""``hilrp verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hilrp.cli.app import app, console, fail, print_json
+from hilrp.errors import InputError
+from hilrp.verify import SECTIONS, Row, Section, VerifyReport
+from hilrp.verify import verify as run_checks
+from hilrp.verify.report import PRIMITIVES
+from hilrp.verify.transfer import PAPER
+
+_COLOURS = {"passed": "green", "failed": "bold red", "measured": "blue", "not run": "yellow"}
+
+
+@app.command()
+def verify(
+    sections: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(SECTIONS)}. Default: all.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HILRP_CHECKPOINTS",
+            exists=True,
+            file_okay=False,
+            help="Folder with deit_tiny_patch16_224.safetensors and tiny_vit_5m_224.safetensors. Without it timm downloads them.",
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HILRP_IMAGES",
+            exists=True,
+            file_okay=False,
+            help="Folder of photographs with an index.json, for the measurements on real weights.",
+        ),
+    ] = None,
+) -> None:
+    """Checks the theory to machine precision: attention, resolution reduction, closure, equivariance.
+
+    The exit status is 1 if a check fails.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True, disable=json) as progress:
+            task = progress.add_task("checking")
+            report = run_checks(
+                sections, checkpoints, images, lambda name: progress.update(task, description=f"checked {name}")
+            )
+    except InputError as error:
+        raise fail(error) from None
+    if json:
+        print_json(report.as_dict())
+    else:
+        _show(report)
+    raise typer.Exit(int(not report.passed))
+
+
+def _show(report: VerifyReport) -> None:
+    for section in report.sections:
+        make = {"taxonomy": _taxonomy, "equivariance": _equivariance}.get(section.name, _numbers)
+        for table in make(section):
+            console.print(table)
+        for row in section.rows:
+            if row.missing:
+                console.print(f"[yellow]{escape(row.name)}[/]: {escape(row.missing)}", highlight=False)
+    for failure in report.failures:
+        console.print(f"[red]failed[/]: {escape(failure)}", highlight=False)
+    seconds = sum(section.seconds for section in report.sections)
+    rows = [row.verdict for section in report.sections for row in section.rows]
+    counts = ", ".join(f"{rows.count(verdict)} {verdict}" for verdict in _COLOURS if verdict in rows)
+    console.print("[bold green]PASS[/]" if report.passed else "[bold red]FAIL[/]", f"{counts}, in {seconds:.0f} s")
+
+
+def _taxonomy(section: Section) -> list[Table]:
+    """As the paper's table: primitives, errors, and where the mechanism is found in a real architecture."""
+    kinds = list(PRIMITIVES.values())[:4]
+    table = _table(
+        section, "attention", *kinds, "conservation", "leak", "relevance", "verdict", "on a real architecture"
+    )
+    for row in section.rows:
+        marks = ("✓" if kind in row.primitives else "" for kind in kinds)
+        errors = (f"{row.errors[name]:.0e}" if name in row.errors else "" for name in ("residual", "leak", "relevance"))
+        table.add_row(row.name, *marks, *errors, _verdict(row), _realised(row))
+    table.caption = (
+        "Errors are relative, in float64; bounds 1e-11 for conservation and leak, 1e-10 for relevance against a textbook on "
+        "explicit matrices."
+    )
+    return [table]
+
+
+def _realised(row: Row) -> str:
+    if row.realised is None:
+        return ""
+    found = row.realised
+    name = found.model.replace("timm/", "").replace("transformers/", "")
+    if found.verdict == "not run":
+        return f"{name}: [yellow]not run[/]"
+    return f"{name}: [{_COLOURS[found.verdict]}]{max(found.residual, found.leak):.0e}[/]"
+
+
+def _equivariance(section: Section) -> list[Table]:
+    """Checks, and measurements on real weights (rows with a spread)."""
+    measured = [row for row in section.rows if row.verdict == "measured"]
+    checks = Section(section.name, section.title, [row for row in section.rows if row not in measured], section.seconds)
+    tables = _numbers(checks)
+    if measured:
+        names = [name for name in measured[0].errors if not name.endswith("±")]
+        table = Table("measured on real weights", *names, title_justify="left", caption_justify="left")
+        for row in measured:
+            table.add_row(
+                row.name.removeprefix("transfer, "),
+                *(f"{row.errors[n]:.2f} ± {row.errors[f'{n} ±']:.2f}" for n in names),
+            )
+        remarks = "; ".join(dict.fromkeys(row.remark for row in measured))
+        table.caption = (
+            f"Drift of the logit; Spearman of the shifted image's map with the shifted map. {remarks}. {PAPER}"
+        )
+        tables.append(table)
+    return tables
+
+
+def _numbers(section: Section) -> list[Table]:
+    table = _table(section, "what", "measured", "verdict")
+    for row in section.rows:
+        if row.missing:
+            continue
+        numbers = []
+        for name, value in row.errors.items():
+            bound = f" ≤ {row.bounds[name]:.0e}" if name in row.bounds else ""
+            bound = f" ≥ {row.at_least[name]:.0e}" if name in row.at_least else bound
+            numbers.append(f"{name} {value:.2g}{bound}")
+        table.add_row(row.name, "\n".join(numbers), _verdict(row))
+    return [table]
+
+
+def _table(section: Section, *columns: str) -> Table:
+    return Table(*columns, title=section.title, title_justify="left", caption_justify="left")
+
+
+def _verdict(row: Row) -> str:
+    return f"[{_COLOURS[row.verdict]}]{row.verdict}[/]"

@@ -1,0 +1,136 @@
+"""The results of coverage runs as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hilrp.coverage.catalogue import representatives
+from hilrp.coverage.splits import judge
+from hilrp.coverage.store import Settings
+
+Row = dict[str, Any]
+Run = tuple[Settings, list[Row]]
+
+_INTRODUCTION = """# Coverage
+
+Every model here was built with random weights, fed random images, and audited: its explained output must equal its plain output bit
+for bit, its books must close (*residual*), no operation may keep relevance that its constants don't explain (*leak*), and no
+operation may be without a rule. *Share* is the pixels' part of the score. Parameters that a fresh model has all alike (biases of zero,
+branches that start at zero) have random values, and layers and batch normalisations are scaled to the signal, so that every path
+carries relevance. This page is made by `make coverage-page` from the rows in `docs/coverage/`, which
+`hilrp coverage` wrote:
+
+    hilrp coverage                                       # one model of each kind of every installed library
+    hilrp coverage timm --all --device cuda              # all of timm
+"""
+
+
+def markdown_page(runs: Sequence[Run]) -> str:
+    """A page with a summary, what did not pass, the even splits with what was said of them, and all rows."""
+    parts = [_INTRODUCTION, _summary(runs), _failures(runs), _splits(runs)]
+    parts += [_details(settings, rows) for settings, rows in runs]
+    return "\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _libraries(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(row["name"].split("/")[0] for row in rows))
+
+
+def _of(rows: list[Row], library: str) -> list[Row]:
+    return [row for row in rows if row["name"].startswith(f"{library}/")]
+
+
+def _setting(settings: Settings) -> str:
+    return f"{settings.dtype}, {settings.device}, batch {settings.batch}, torch {settings.versions['torch']}"
+
+
+def _version(settings: Settings, library: str) -> str:
+    return settings.versions.get("open_clip_torch" if library == "open_clip" else library, "")
+
+
+def _summary(runs: Sequence[Run]) -> str:
+    lines = []
+    for settings, rows in runs:
+        for library in _libraries(rows):
+            own = _of(rows, library)
+            sound = [row for row in own if row["status"] == "pass"]
+            worst = (f"{max((row[key] for row in sound), default=float('nan')):.0e}" for key in ("residual", "leak"))
+            split = sum(bool(row["splits"]) for row in sound)
+            passed = f"**{len(sound)} of {len(own)}**"
+            lines.append([f"{library} {_version(settings, library)}", _setting(settings), passed, *worst, str(split)])
+    head = ("library", "how", "pass", "largest residual", "largest leak", "with an even split")
+    return "## Summary\n\n" + _table(head, lines)
+
+
+def _failures(runs: Sequence[Run]) -> str:
+    lines = [
+        [f"`{row['name']}`", _setting(settings), row["status"], " ".join(row.get("reason", "").split())[:300]]
+        for settings, rows in runs
+        for row in rows
+        if row["status"] != "pass"
+    ]
+    if not lines:
+        return "## What did not pass\n\nNothing.\n"
+    return "## What did not pass\n\n" + _table(("model", "how", "verdict", "reason"), lines)
+
+
+def _splits(runs: Sequence[Run]) -> str:
+    """Each kind of even split, the models that have it, and why it is even."""
+    models: dict[tuple[str, str], set[str]] = {}
+    for _, rows in runs:
+        for row in rows:
+            for place in row.get("splits") or ():
+                judgement = judge(row["name"], place)
+                key = (judgement.what, judgement.why) if judgement else (f"`{place}`", "**Not looked at yet.**")
+                models.setdefault(key, set()).add(row["name"])
+    lines = [
+        [
+            what,
+            f"{len(names)}: {', '.join(f'`{name}`' for name in sorted(names)[:3])}{', ...' if len(names) > 3 else ''}",
+            why,
+        ]
+        for (what, why), names in sorted(models.items())
+    ]
+    text = (
+        "## Even splits\n\nIn a product of two factors that depend on the input, the one that is less of a gate carries the relevance "
+        "(see [engine.md](engine.md)). Where neither is, they share evenly. All products in the runs above where that happened:\n\n"
+    )
+    return text + _table(("product", "models", "why it is split"), lines)
+
+
+def _details(settings: Settings, rows: list[Row]) -> str:
+    parts = []
+    modules = {f"timm/{name}": module for module, name in representatives().items()}
+    for library in _libraries(rows):
+        own = sorted(_of(rows, library), key=lambda row: row["name"])
+        title = f"## {library} {_version(settings, library)}, {len(own)} models: {_setting(settings)}\n\n"
+        by_module = library == "timm" and all(row["name"] in modules for row in own)
+        table = _table(
+            ("module", "model", *_COLUMNS) if by_module else ("model", *_COLUMNS),
+            ([modules[row["name"]], *_cells(row)] if by_module else _cells(row) for row in own),
+        )
+        folded = f"<details><summary>All rows</summary>\n\n{table}\n</details>\n" if len(own) > 150 else table
+        parts.append(title + folded)
+    return "\n".join(parts)
+
+
+_COLUMNS = ("parameters", "input", "verdict", "forward difference", "residual", "leak", "share", "primitives", "splits")
+
+
+def _cells(row: Row) -> list[str]:
+    name = f"`{row['name'].split('/', 1)[1]}`"
+    size = f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else ""
+    shape = "x".join(map(str, row["input"][0])) if row.get("input") else ""
+    figures = [f"{row[key]:.0e}" if row.get(key) else "0" for key in ("forward_difference", "residual", "leak")]
+    if row["status"] != "pass" and row.get("residual") is None:
+        figures = ["", "", ""]
+    share = f"{row['share'][0]:.2g}" if row.get("share") else ""
+    counts = (f"{primitive[:3]} {sum(names.values())}" for primitive, names in (row.get("operations") or {}).items())
+    splits = str(sum((row.get("splits") or {}).values()) or "")
+    return [name, size, shape, row["status"], *figures, share, " ".join(counts), splits]

@@ -1,0 +1,61 @@
+"""open_clip: the image towers, explained by their cosine to a caption's embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import open_clip
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hilrp.errors import InputError
+from hilrp.libraries.recipe import Recipe, download, images
+
+
+def names() -> list[str]:
+    """All models whose text tower needs no download."""
+    return [name for name in open_clip.list_models() if not _needs_hub(name)]
+
+
+def kinds() -> list[str]:
+    """One tower of each kind: open_clip's own ViT and ResNet, CoCa's, and several of timm's."""
+    return list(_KINDS)
+
+
+_KINDS = (
+    "ViT-B-32", "ViT-B-32-quickgelu", "RN50", "coca_ViT-B-32", "ViT-B-16-SigLIP", "convnext_tiny", "EVA02-B-16", "MobileCLIP-S1", "ViTamin-S",
+    "PE-Core-T-16-384", "swin_base_patch4_window7_224", "vit_medium_patch16_gap_256",
+)  # fmt: skip
+
+
+def find(name: str) -> str | None:
+    """The name itself, if open_clip has it."""
+    return name if name in open_clip.list_models() else None
+
+
+def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Recipe:
+    """The image tower of a model of open_clip."""
+
+    def make() -> Any:
+        tag = open_clip.list_pretrained_tags_by_model(name)[0] if pretrained else None
+        return open_clip.create_model(name, pretrained=tag, **({"force_image_size": size} if size else {}))
+
+    if not pretrained and _needs_hub(name):
+        raise InputError(f"open_clip/{name}: its text tower's configuration comes from a hub. Use --pretrained online.")
+    model: Any = download(name, make) if pretrained else make()
+    tower = model.visual
+    side = tower.image_size if isinstance(tower.image_size, int) else tower.image_size[0]
+    return Recipe(tower, images(side), similarity)
+
+
+def similarity(output: Any) -> Tensor:
+    """Cosine to a fixed direction, which stands for the embedding of a caption."""
+    embedding = output if isinstance(output, Tensor) else output[0]
+    generator = torch.Generator().manual_seed(1)
+    caption = torch.randn(embedding.shape[-1], generator=generator).to(embedding)
+    return F.normalize(embedding, dim=-1) @ F.normalize(caption, dim=-1)
+
+
+def _needs_hub(name: str) -> bool:
+    return "hf_model_name" in open_clip.get_model_config(name).get("text_cfg", {})

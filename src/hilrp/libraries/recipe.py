@@ -1,0 +1,68 @@
+"""What a library returns for a name: a model, something to feed it, and the score to explain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.errors import InputError
+from hilrp.targets import logits_of
+
+
+def strongest(output: Any) -> Tensor:
+    """The largest class score of each sample; where there is one per place or token, these are averaged first.
+
+    Example:
+        >>> strongest(torch.tensor([[1.0, 4.0]])), strongest(torch.ones(2, 5, 8, 8)).shape
+        (tensor([4.]), torch.Size([2]))
+    """
+    scores = logits_of(output)
+    if scores.ndim == 3:
+        scores = scores.mean(1)
+    elif scores.ndim > 3:
+        scores = scores.flatten(2).mean(2)
+    return scores.gather(1, scores.detach().argmax(1, keepdim=True)).squeeze(1)
+
+
+def images(size: int | tuple[int, ...]) -> Callable[[int], Tensor]:
+    """Random images ``[batch, 3, size, size]``, or of the given shape."""
+    shape = (3, size, size) if isinstance(size, int) else size
+    return lambda batch: torch.randn(batch, *shape)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model as its library builds it.
+
+    Attributes:
+        model: The model.
+        inputs: From a batch size to random inputs of the right form.
+        target: What of the output is explained.
+        max_batch: The largest batch that the target can tell apart.
+    """
+
+    model: nn.Module
+    inputs: Callable[[int], Any]
+    target: Callable[[Any], Tensor] = strongest
+    max_batch: int | None = None
+
+
+def download(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    """Runs ``make``, which needs the network, and says so if that fails."""
+    try:
+        return make()
+    except Exception as error:  # the hubs' clients raise errors of many libraries
+        reason = str(error).strip().splitlines()
+        raise InputError(
+            f"{name}: its published weights could not be loaded ({type(error).__name__}: {reason[0] if reason else 'no reason given'}). "
+            "Check the connection; without one, use random weights or a local checkpoint."
+        ) from error
+
+
+def keyword(name: str, make: Callable[[int], Tensor], **constants: Tensor) -> Callable[[int], Mapping[str, Any]]:
+    """Inputs by keyword: one that is explained, and constants that are repeated for each sample."""
+    return lambda batch: {name: make(batch)} | {k: v.expand(batch, *v.shape) for k, v in constants.items()}

@@ -1,0 +1,98 @@
+"""torchvision: classification, segmentation, detection and video models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision import models
+
+from hilrp.errors import InputError
+from hilrp.libraries.recipe import Recipe, download, images
+
+#: The part of a detector that gives class scores for its anchors or proposals.
+_SCORERS = ("roi_heads.box_predictor", "head.classification_head")
+
+
+def names() -> list[str]:
+    """All models but the quantised ones (no gradient) and optical flow (no class)."""
+    return [name for name in models.list_models() if _task(name) not in ("quantization", "optical_flow")]
+
+
+def kinds() -> list[str]:
+    """The smallest model of each file of torchvision, which is about one paper."""
+    smallest: dict[str, str] = {}
+    for name in names():
+        kind = models.get_model_builder(name).__module__
+        if kind not in smallest or _parameters(name) < _parameters(smallest[kind]):
+            smallest[kind] = name
+    return list(smallest.values())
+
+
+def _parameters(name: str) -> int:
+    count: int = models.get_model_weights(name).DEFAULT.meta["num_params"]
+    return count
+
+
+def find(name: str) -> str | None:
+    """The name itself, if torchvision has it."""
+    return name if name in models.list_models() else None
+
+
+def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Recipe:
+    """A model of torchvision."""
+    task = _task(name)
+    if task in ("quantization", "optical_flow"):
+        why = "quantised models have no gradient" if task == "quantization" else "optical flow has no class score"
+        raise InputError(f"torchvision/{name} can't be explained: {why}.")
+    options: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
+    if task in ("segmentation", "detection"):
+        options["weights_backbone"] = None
+    if name in ("googlenet", "inception_v3") and not pretrained:
+        options |= {"init_weights": False, "aux_logits": False}
+    if task == "detection" and not name.startswith("ssd"):
+        # The detector resizes its input by itself: to this.
+        options |= {"min_size": size or 256, "max_size": size or 256}
+
+    def make() -> nn.Module:
+        return models.get_model(name, **options)
+
+    model = download(name, make) if pretrained else make()
+    if task == "detection":
+        return Recipe(Scores(model), images(size or (300 if name.startswith("ssd300") else 320)), strongest_box, 1)
+    if task == "video":
+        return Recipe(model, images((3, 16, size or 224, size or 224)))
+    return Recipe(model, images(size or (299 if name == "inception_v3" else 224)))
+
+
+class Scores(nn.Module):
+    """A detector that takes a batch of images and returns the class scores of its boxes, before softmax and selection."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.detector = detector
+        parts = dict(detector.named_modules())
+        scorer = next(parts[name] for name in _SCORERS if name in parts)
+        scorer.register_forward_hook(self._keep)
+        self._scores: list[Tensor] = []
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._scores.append(output[0] if isinstance(output, tuple) else output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[boxes, classes]`` for the first image's boxes, and so on."""
+        self._scores.clear()
+        self.detector(list(x))
+        scores = self._scores.pop()
+        return scores.flatten(0, -2)
+
+
+def strongest_box(scores: Tensor) -> Tensor:
+    """The largest score of any class but the background (0) over all boxes."""
+    return scores[:, 1:].max().reshape(1)
+
+
+def _task(name: str) -> str:
+    """``"classification"``, ``"detection"``, ...: the package that the builder is in."""
+    parts = models.get_model_builder(name).__module__.split(".")
+    return parts[2] if len(parts) > 3 else "classification"

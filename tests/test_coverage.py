@@ -1,0 +1,280 @@
+"""Coverage runs: a representative dozen, and everything that can happen to a model on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hilrp
+from blocks import raises
+from hilrp.cli import app
+from hilrp.coverage import Settings, Store, run, runner
+from hilrp.coverage.catalogue import catalogue, representatives
+from hilrp.coverage.memory import free_part
+from hilrp.coverage.report import markdown_page
+from hilrp.coverage.splits import judge
+from hilrp.coverage.store import read_rows
+from hilrp.coverage.worker import audit_row
+
+#: One of each kind that is out of the ordinary; what the names don't say is in brackets.
+DOZEN = [
+    "timm/hiera_tiny_224", "timm/efficientvim_m1",  # (state space)
+    "timm/sequencer2d_s",  # (LSTM)
+    "timm/swiftformer_xs", "timm/mambaout_femto", "timm/lambda_resnet26rpt_256", "timm/eca_resnext26ts", "timm/eva02_tiny_patch14_224",
+    "torchvision/fcos_resnet50_fpn", "torchvision/fasterrcnn_mobilenet_v3_large_320_fpn", "torchvision/lraspp_mobilenet_v3_large",
+    "transformers/mask2former", "transformers/sam", "open_clip/RN50",
+]  # fmt: skip
+
+
+def assert_passes(name: str, batch: int = 2) -> dict:
+    library = name.split("/")[0]
+    pytest.importorskip(library)
+    row = audit_row(name, Settings(batch=batch))
+    assert row["status"] == "pass", row
+    unknown = [place for place in row["splits"] if judge(name, place) is None]
+    assert not unknown, f"even splits that nobody has looked at: {unknown}"
+    return row
+
+
+@pytest.mark.parametrize("name", DOZEN)
+def test_a_representative_dozen(name):
+    assert_passes(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for library in ("timm", "transformers") for name in catalogue(library)])
+def test_one_model_of_each_kind(name):
+    assert_passes(name)
+
+
+def test_efficient_channel_attention_is_a_gate():
+    """The gate is expanded as the signal that it is multiplied with, and stays a gate."""
+    row = audit_row("timm/eca_resnext26ts", Settings(batch=1))
+    assert not row["splits"]
+    assert any(gate.startswith("mul: gate") for gate in row["gates"])
+
+
+def test_each_module_of_timm_has_a_representative():
+    timm = pytest.importorskip("timm")
+    found = representatives()
+    assert set(found) == set(timm.list_modules())
+    assert all(name in timm.list_models(module=module) for module, name in found.items())
+
+
+# Runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """Factories of models that pass, fail, crash, hang and eat memory."""
+    (tmp_path / "zoo_of_trouble.py").write_text(
+        "import os, signal, time, torch\n"
+        "X = torch.ones(1, 3, 4, 4)\n"
+        "def good(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)), X\n"
+        "class Odd(torch.nn.Module):\n"
+        "    def forward(self, x): return torch.special.i0(x).flatten(1)\n"
+        "def odd(): return Odd(), X\n"
+        "def broken(): raise RuntimeError('no such layer')\n"
+        "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "def killed(): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def hang(): time.sleep(600)\n"
+        "def large(): raise MemoryError\n"
+        "def lasting(): time.sleep(4); return good()\n"
+        "def slow(): time.sleep(30)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return lambda *names: [f"zoo_of_trouble:{name}" for name in names]
+
+
+def test_whatever_happens_costs_one_row(zoo, tmp_path):
+    store = Store(tmp_path / "out", Settings(batch=1))
+    names = zoo("good", "odd", "broken", "crash", "killed", "large", "good")
+    rows = run(names, store, jobs=2, timeout=60)
+    status = {name.split(":")[1]: row["status"] for name, row in rows.items()}
+    assert status == {
+        "good": "pass", "odd": "fail", "broken": "error", "crash": "crash", "killed": "memory", "large": "memory",
+    }  # fmt: skip
+    assert "No rule for the operation" in rows[zoo("odd")[0]]["reason"]
+    assert "no such layer" in rows[zoo("broken")[0]]["reason"]
+    assert rows[zoo("crash")[0]]["reason"] == "killed by SIGSEGV"
+    assert store.rows() == rows
+
+
+def test_a_model_that_hangs_is_stopped(zoo, tmp_path):
+    began = time.monotonic()
+    rows = run(zoo("hang", "good"), Store(tmp_path / "out", Settings(batch=1)), jobs=2, timeout=8)
+    assert [row["status"] for row in rows.values()] == ["timeout", "pass"]
+    assert time.monotonic() - began < 60
+
+
+def test_a_run_goes_on_where_it_was_stopped(zoo, tmp_path):
+    seen = []
+    names = zoo("good", "odd", "broken")
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(names, Store(tmp_path / "out", Settings(batch=1)), jobs=1, on_row=stop)
+    (first,) = read_rows(tmp_path / "out" / "results.jsonl")
+    with (tmp_path / "out" / "results.jsonl").open("a") as file:
+        file.write('{"name": "cut o')  # as a kill in the middle of a line leaves it
+    store = Store(tmp_path / "out", Settings(batch=1))
+    rows = run(names, store, jobs=1, on_row=lambda row: seen.append(row["name"]))
+    assert list(rows) == names == seen
+    assert rows[names[0]] == first
+    assert len(list(read_rows(tmp_path / "out" / "results.jsonl"))) == 3
+    again = run(names, store, jobs=1, retry=True)
+    assert again[names[0]] == first
+    assert len(list(read_rows(tmp_path / "out" / "results.jsonl"))) == 5
+
+
+def test_results_of_other_settings_are_not_mixed(tmp_path):
+    Store(tmp_path, Settings(batch=1))
+    with raises(hilrp.InputError, "batch was 1, is 2", "--fresh", str(tmp_path.name)):
+        Store(tmp_path, Settings(batch=2))
+    Store(tmp_path, Settings(batch=2), fresh=True)
+
+
+def test_memory_is_watched(zoo, tmp_path, monkeypatch):
+    """When memory is short the youngest model is stopped; it runs again alone, then with one image, then it is a row."""
+    assert 0 < free_part() < 1
+    started = []
+    start = runner._Pool._start
+
+    def noted(pool, name, settings, alone):
+        started.append((name.split(":")[1], settings.batch, alone))
+        start(pool, name, settings, alone)
+
+    noticed = set()
+
+    def free(*device):
+        """Short once after each start of the slow one; stopping it helps."""
+        if device or started[-1][0] != "slow" or len(started) in noticed:
+            return 0.9
+        noticed.add(len(started))
+        return 0.01
+
+    monkeypatch.setattr(runner._Pool, "_start", noted)
+    monkeypatch.setattr(runner, "free_part", free)
+    rows = run(zoo("lasting", "slow"), Store(tmp_path / "out", Settings(batch=2)), jobs=2, timeout=60)
+    assert [row["status"] for row in rows.values()] == ["pass", "memory"]
+    assert started == [("lasting", 2, False), ("slow", 2, False), ("slow", 2, True), ("slow", 1, True)]
+
+
+# The page -----------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_results():
+    """All of timm's modules pass, at least 99 % of its models do, and every even split has been looked at."""
+    folder = Path(__file__).resolve().parents[1] / "docs" / "coverage"
+    rows = {path.stem: {row["name"]: row for row in read_rows(path)} for path in folder.glob("*.jsonl")}
+    kinds = {name: row for name, row in rows["kinds-cpu-float32"].items() if name.startswith("timm/")}
+    assert len(kinds) >= 97
+    assert all(row["status"] == "pass" for row in kinds.values())
+    everything = rows["timm-cuda-float32"] | rows["timm-rest-cpu-float32"]
+    assert len(everything) >= 1351
+    assert sum(row["status"] == "pass" for row in everything.values()) >= 0.99 * len(everything)
+    for own in rows.values():
+        for name, row in own.items():
+            assert all(judge(name, place) for place in row.get("splits") or ()), (name, row["splits"])
+
+
+def test_the_page_says_what_failed_and_what_nobody_has_looked_at():
+    sound = audit_row("timm/test_vit", Settings(batch=1))
+    split = sound | {"name": "timm/new_model", "splits": {"mul in stem": 2}}
+    failed = {"name": "timm/large", "status": "memory", "reason": "too large", "seconds": 1.0}
+    page = markdown_page([(Settings(batch=1), [sound, split, failed])])
+    assert "**2 of 3**" in page
+    assert "too large" in page
+    assert "Not looked at yet" in page
+    assert "`test_vit`" in page
+
+
+# The command line ---------------------------------------------------------------------------------------------
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "200"})
+
+
+def test_audit_command():
+    result = invoke("audit", "timm/test_vit", "--batch", 1)
+    assert result.exit_code == 0, result.output
+    for word in (
+        "timm/test_vit",
+        "linear",
+        "scaled_dot_product_attention",
+        "attention weights held fixed",
+        "pixels",
+        "bias",
+        "PASS",
+        "residual",
+    ):
+        assert word in result.output
+
+
+def test_audit_command_for_machines(zoo):
+    result = invoke("audit", "test_vit", *zoo("odd"), "--json")
+    assert result.exit_code == 1
+    sound, odd = json.loads(result.stdout)
+    assert sound["passed"]
+    assert sound["operations"]["linear"]["linear"] > 5
+    assert sound["kept"]["bias"]
+    assert not odd["passed"]
+    assert "No rule" in odd["problems"][0]
+    result = invoke("audit", "no_such_model", "--json")
+    assert result.exit_code == 2
+    assert "no model of that name" in json.loads(result.stdout)[0]["error"]
+
+
+@pytest.mark.parametrize("options", [["--dtype", "int8"], ["--rules", "magic"], ["--device", "quantum"]])
+def test_audit_command_with_bad_options(options):
+    result = invoke("audit", "test_vit", *options)
+    assert result.exit_code == 2
+    assert options[1] in result.output
+
+
+def test_coverage_command(tmp_path):
+    out, page = tmp_path / "out", tmp_path / "page.md"
+    options = ("coverage", "timm", "--only", "test_res", "-o", out, "--batch", 1)
+    result = invoke(*options, "--markdown", page)
+    assert result.exit_code == 0, result.output
+    assert "timm" in result.output
+    assert "test_resnet" in page.read_text()
+    rows = json.loads(invoke(*options, "--json").stdout)
+    assert [row["status"] for row in rows] == ["pass"]
+    result = invoke(*options, "--dtype", "float64")
+    assert result.exit_code == 2
+    assert "other settings" in result.output
+    assert invoke("coverage", "keras", "-o", out).exit_code == 2
+
+
+def test_verify_command():
+    result = invoke("verify", "reduction", "closure")
+    assert result.exit_code == 0, result.output
+    for word in ("patch merging", "random compositions", "PASS"):
+        assert word in result.output
+    found = json.loads(invoke("verify", "reduction", "--json").stdout)
+    assert found["passed"]
+    assert invoke("verify", "magic").exit_code == 2
+
+
+def test_verify_command_fails_where_a_rule_is_wrong():
+    wrong = hilrp.register(
+        torch.roll,
+        lambda x, *args, **kwargs: 2 * torch.roll(x, *args, **kwargs) - torch.roll(x.detach(), *args, **kwargs),
+    )
+    with wrong:
+        result = invoke("verify", "reduction")
+    assert result.exit_code == 1
+    assert "FAIL" in result.output
+    assert "shifted windows" in result.output
