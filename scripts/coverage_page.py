@@ -10,11 +10,22 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from hilrp.coverage.report import markdown_page
 from hilrp.coverage.store import Settings, read_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def _rounded(tree: Any) -> Any:
+    """Numbers to three digits, which is more than anybody reads in them."""
+    if isinstance(tree, dict):
+        return {key: _rounded(item) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [_rounded(item) for item in tree]
+    return float(f"{tree:.3g}") if isinstance(tree, float) else tree
+
 
 if __name__ == "__main__":
     rows = DOCS / "coverage"
@@ -23,7 +34,7 @@ if __name__ == "__main__":
         name, _, folder = argument.partition("=")
         shutil.copyfile(Path(folder) / "settings.json", rows / f"{name}.json")
         latest = {row["name"]: row for row in read_rows(Path(folder) / "results.jsonl")}
-        lines = (json.dumps(latest[each]) for each in sorted(latest))
+        lines = (json.dumps(_rounded(latest[each])) for each in sorted(latest))
         (rows / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     runs = [
         (Settings(**json.loads(path.with_suffix(".json").read_text())), list(read_rows(path)))

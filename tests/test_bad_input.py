@@ -126,3 +126,14 @@ class TestBadInput:
             hilrp.register(torch.special.i0, "magic")
         with raises(hilrp.InputError, "reference"):
             hilrp.explain(self.model, X, 0, reference=X)
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_running_out_of_memory_is_passed_on_as_it_is(error):
+    """Callers catch it to try again with fewer samples; it says nothing about the model."""
+
+    def too_large(x):
+        raise error("no room")
+
+    with pytest.raises(error, match="no room"):
+        hilrp.explain(Block(too_large).eval(), X, 0)

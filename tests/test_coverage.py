@@ -22,6 +22,7 @@ from hilrp.coverage.report import markdown_page
 from hilrp.coverage.splits import judge
 from hilrp.coverage.store import read_rows
 from hilrp.coverage.worker import audit_row
+from hilrp.loading import installed
 
 #: One of each kind that is out of the ordinary; what the names don't say is in brackets.
 DOZEN = [
@@ -49,7 +50,9 @@ def test_a_representative_dozen(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for library in ("timm", "transformers") for name in catalogue(library)])
+@pytest.mark.parametrize(
+    "name", [name for library in installed() if library != "torchvision" for name in catalogue(library)]
+)
 def test_one_model_of_each_kind(name):
     assert_passes(name)
 

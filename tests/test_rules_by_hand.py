@@ -273,6 +273,17 @@ def test_batch_norm_with_a_batch_of_one():
     torch.testing.assert_close(found.relevance, x * slope * g, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's wrong backward is CUDA's")
+def test_overlapping_average_pooling_in_channels_last_order():
+    """Against the transposed matrix of the map; torch's own backward is wrong here (2.11)."""
+    x = torch.randn(1, 8, 14, 14, dtype=F64, device="cuda").contiguous(memory_format=torch.channels_last)
+    g = torch.randn(1, 8, 7, 7, dtype=F64, device="cuda")
+    kernel = torch.full((8, 1, 3, 3), 1 / 9, dtype=F64, device="cuda")
+    expected = x * F.conv_transpose2d(g, kernel, stride=2, padding=1, output_padding=1, groups=8)
+    found = explain(lambda t: F.avg_pool2d(t, 3, 2, 1) * g, x)
+    torch.testing.assert_close(found.relevance, expected, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("form", GATES)
 def test_a_gate_gets_nothing(form):
     """In a product all relevance goes through the signal, whatever form the gate has."""
@@ -323,10 +334,15 @@ def test_factorised_attention_in_either_order():
 
 def test_what_attention_mixed_is_a_signal_again_behind_a_residual():
     """Only in ``q (softmax(k)^T v)`` itself is the other factor a query; later it is a factor like any other."""
-    x, k, v = (torch.randn(1, 6, 4, dtype=F64) for _ in range(3))
-    found = explain(lambda x, k, v: x * (v + k.softmax(-1) @ k.new_ones(4, 6) @ v), (x, k, v))
-    assert found.notes == {"even split of mul in (model)": 1}
-    torch.testing.assert_close(found.relevance[0], found.output / 2, rtol=1e-11, atol=1e-11)
+    x, k, v = (torch.randn(1, 6, 6, dtype=F64) for _ in range(3))
+    forms = {
+        "matmul": lambda x, k, v: x @ (v + k.softmax(-1) @ v),
+        "mul": lambda x, k, v: x * (k.softmax(-1) @ v),
+    }
+    for name, form in forms.items():
+        found = explain(form, (x, k, v))
+        assert found.notes == {f"even split of {name} in (model)": 1}
+        torch.testing.assert_close(found.relevance[0].sum(), found.output.sum() / 2, rtol=1e-11, atol=1e-11)
 
 
 def test_cosine_to_a_fixed_vector_conserves():

@@ -21,6 +21,9 @@ from hilrp.rules import Rules
 from hilrp.targets import Contrast, Target
 from hilrp.tree import jsonable, map_tensors, tensors
 
+#: The names of the primitives and the paper's short forms, in its order.
+SHORT_NAMES = {"linear": "lin", "bilinear": "bil", "normalisation": "nrm", "reindexing": "idx", "recurrence": "rec"}
+
 
 @dataclass(frozen=True)
 class AuditReport:

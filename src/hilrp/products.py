@@ -14,6 +14,13 @@ _BY_NATURE = {
     bilinear.pooled_regions: "regions",
     normalisation.divide: "divisor",
 }
+#: What they hold fixed by the levels of their factors. A signal beside values that attention has mixed is their query.
+_BY_LEVEL = {
+    Level.ATTENTION: "attention weights",
+    Level.GATE: "gate",
+    Level.FEATURE: "non-negative features",
+    Level.SIGNAL: "query",
+}
 
 
 def held_fixed(row: Row, factors: list[Level], carriers: list[Level]) -> str | None:
@@ -33,7 +40,9 @@ def held_fixed(row: Row, factors: list[Level], carriers: list[Level]) -> str | N
         return _BY_NATURE[row.rule]
     if row.rule not in (bilinear.mix, bilinear.multiply):
         return None
+    elementwise = row.rule is bilinear.multiply
+    factors, carriers = bilinear.ranked(factors, elementwise), bilinear.ranked(carriers, elementwise)
     lowest = min(carriers)
     if carriers.count(lowest) > 1:
         return ""
-    return " and ".join(level.name.lower() for level in sorted(set(factors) - {lowest}, reverse=True)) or "signal"
+    return " and ".join(_BY_LEVEL[level] for level in sorted(set(factors) - {lowest}, reverse=True)) or "gate"

@@ -68,7 +68,7 @@ class Row:
 
 
 L, B, N, R, T = Primitive
-VALUE, SIGNAL, FEATURE, GATE, ATTENTION = Level
+_, SIGNAL, FEATURE, GATE, ATTENTION = Level
 
 _ROWS: list[tuple[Row, str]] = [
     # Linear maps ---------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(B, bilinear.mix, multiplied, bilinear.mixed_level, renews=FEATURE), "matmul mm bmm mv dot rmatmul"),
     (Row(B, bilinear.mix, summed_by_letters, bilinear.mixed_level, renews=FEATURE), "einsum"),
     (Row(B, bilinear.multiply, aligned), "mul"),
-    (Row(B, bilinear.attention, values_kept, VALUE), "scaled_dot_product_attention"),
+    (Row(B, bilinear.attention, values_kept, SIGNAL), "scaled_dot_product_attention"),
     (Row(B, bilinear.sample, kept), "grid_sampler"),
     (Row(B, bilinear.deformable, kept, renews=GATE), "torchvision::deform_conv2d"),
     (Row(B, bilinear.pooled_regions, kept), "torchvision::roi_align torchvision::ps_roi_align"),

@@ -13,6 +13,7 @@ from rich.table import Table
 import hilrp
 from hilrp.audit import AuditReport
 from hilrp.cli.app import app, console, fail, print_json
+from hilrp.coverage.splits import judge
 from hilrp.errors import HilrpError, InputError
 from hilrp.loading import Built, build
 from hilrp.tree import tensors
@@ -92,7 +93,7 @@ def _page(built: Built, report: AuditReport, dtype: str) -> None:
     if report.error is None:
         console.print(_operations(report))
         if report.gates or report.splits:
-            console.print(_gates(report))
+            console.print(_gates(built.name, report))
         console.print(_books(report))
     for problem in [*report.problems, *([report.error] if report.error else [])]:
         console.print(f"[red]problem[/]: {escape(problem)}", highlight=False)
@@ -110,12 +111,14 @@ def _operations(report: AuditReport) -> Table:
     return table
 
 
-def _gates(report: AuditReport) -> Table:
+def _gates(name: str, report: AuditReport) -> Table:
     table = Table("where two factors depend on the input", "times", title="Gates and splits", title_justify="left")
     for gate, count in report.gates.items():
         table.add_row(gate, str(count))
     for split, count in report.splits.items():
-        table.add_row(f"[yellow]split evenly[/]: {escape(split)}", str(count))
+        known = judge(name, split)
+        what = f" ({known.what})" if known else ""
+        table.add_row(f"[yellow]split evenly[/]: {escape(split + what)}", str(count))
     return table
 
 

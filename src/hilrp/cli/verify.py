@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hilrp.audit import SHORT_NAMES
 from hilrp.cli.app import app, console, fail, print_json
 from hilrp.errors import InputError
 from hilrp.verify import SECTIONS, Row, Section, VerifyReport
 from hilrp.verify import verify as run_checks
-from hilrp.verify.report import PRIMITIVES
 from hilrp.verify.transfer import PAPER
 
 _COLOURS = {"passed": "green", "failed": "bold red", "measured": "blue", "not run": "yellow"}
@@ -81,7 +81,7 @@ def _show(report: VerifyReport) -> None:
 
 def _taxonomy(section: Section) -> list[Table]:
     """As the paper's table: primitives, errors, and where the mechanism is found in a real architecture."""
-    kinds = list(PRIMITIVES.values())[:4]
+    kinds = list(SHORT_NAMES.values())[:4]
     table = _table(
         section, "attention", *kinds, "conservation", "leak", "relevance", "verdict", "on a real architecture"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hilrp.audit import SHORT_NAMES
 from hilrp.coverage.catalogue import representatives
 from hilrp.coverage.splits import judge
 from hilrp.coverage.store import Settings
@@ -65,7 +66,20 @@ def _summary(runs: Sequence[Run]) -> str:
             passed = f"**{len(sound)} of {len(own)}**"
             lines.append([f"{library} {_version(settings, library)}", _setting(settings), passed, *worst, str(split)])
     head = ("library", "how", "pass", "largest residual", "largest leak", "with an even split")
-    return "## Summary\n\n" + _table(head, lines)
+    return "## Summary\n\n" + _table(head, lines) + f"\n{_together(runs)}\n"
+
+
+def _together(runs: Sequence[Run]) -> str:
+    """How many different models passed wherever they were run."""
+    passed: dict[str, bool] = {}
+    for _, rows in runs:
+        for row in rows:
+            passed[row["name"]] = passed.get(row["name"], True) and row["status"] == "pass"
+    counts = []
+    for library in dict.fromkeys(name.split("/")[0] for name in passed):
+        own = [sound for name, sound in passed.items() if name.startswith(f"{library}/")]
+        counts.append(f"{library} {sum(own)} of {len(own)} ({100 * sum(own) / len(own):.1f} %)")
+    return f"Different models, taken together, that passed wherever they were run: {', '.join(counts)}."
 
 
 def _failures(runs: Sequence[Run]) -> str:
@@ -131,6 +145,7 @@ def _cells(row: Row) -> list[str]:
     if row["status"] != "pass" and row.get("residual") is None:
         figures = ["", "", ""]
     share = f"{row['share'][0]:.2g}" if row.get("share") else ""
-    counts = (f"{primitive[:3]} {sum(names.values())}" for primitive, names in (row.get("operations") or {}).items())
+    found = row.get("operations") or {}
+    counts = (f"{short} {sum(found[name].values())}" for name, short in SHORT_NAMES.items() if name in found)
     splits = str(sum((row.get("splits") or {}).values()) or "")
     return [name, size, shape, row["status"], *figures, share, " ".join(counts), splits]

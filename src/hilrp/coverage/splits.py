@@ -56,7 +56,7 @@ JUDGEMENTS = (
         "(The attention itself, `q (softmax(k)^T v)`, is no longer split: the values carry.)",
     ),
     Judgement(
-        r"lambda", r"self_attn",
+        r"lambda|lamhalo", r"self_attn",
         "position lambdas, `q (conv(v))` (LambdaNetworks)",
         "As in CoaT. (The content lambdas, `q (softmax(k)^T v)`, are no longer split: the values carry.)",
     ),

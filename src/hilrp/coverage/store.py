@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+import hilrp
 from hilrp.errors import InputError
 
 _DISTRIBUTIONS = ("torch", "timm", "torchvision", "transformers", "open_clip_torch")
 
 
 def versions() -> dict[str, str]:
-    """The versions of torch and of the model libraries that are installed."""
+    """The versions of hilrp, torch and the model libraries that are installed."""
     found = {}
     for name in _DISTRIBUTIONS:
         try:
@@ -26,7 +27,7 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     # A copy of torch without package data knows its version all the same.
-    return {"torch": torch.__version__} | found
+    return {"hilrp": hilrp.__version__, "torch": torch.__version__} | found
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ def mixed_level(call: Call) -> Level | None:
     return Level.VALUE if mixed else None
 
 
+def ranked(levels: list[Level], elementwise: bool) -> list[Level]:
+    """Levels as a product compares them. Queries meet mixed values in a contraction; elementwise, both are signals."""
+    return [max(level, Level.SIGNAL) for level in levels] if elementwise else levels
+
+
 def layer(call: Call) -> Tensor:
     """Linear layers and convolutions; bilinear where the weight itself depends on the input (dynamic filters)."""
     x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
@@ -68,8 +73,8 @@ def product(call: Call) -> Tensor:
         y: Tensor = call.run()
         return y
     if call.rules.attention == "cp":
-        lowest = min(map(call.level, carriers))
-        carriers = [t for t in carriers if call.level(t) == lowest]
+        levels = ranked([call.level(t) for t in carriers], elementwise=call.name == "mul")
+        carriers = [t for t, level in zip(carriers, levels, strict=True) if level == min(levels)]
     chosen = {id(t) for t in carriers}
     y = call.run(lambda t: t if id(t) in chosen or not t.requires_grad else t.detach())
     if call.rules.attention == "uniform":

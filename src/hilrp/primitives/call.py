@@ -17,7 +17,7 @@ from hilrp.tree import map_tensors, tensors
 class Level(IntEnum):
     """How much of a gate a tensor is. In a product the factor of the lowest level carries the relevance."""
 
-    #: Values that attention weights have mixed: what they are multiplied with next is the query of a linear attention.
+    #: Values that attention weights have mixed: what they are contracted with next is the query of a linear attention.
     VALUE = -1
     SIGNAL = 0
     #: Non-negative kernel features (relu, exp): gates beside a signal, signals beside a gate.

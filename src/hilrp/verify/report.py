@@ -10,11 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hilrp.audit import audit
+from hilrp.audit import SHORT_NAMES, audit
 from hilrp.tree import jsonable
-
-#: The audit's names of the primitives, and the paper's short forms, in its order.
-PRIMITIVES = {"linear": "lin", "bilinear": "bil", "normalisation": "nrm", "reindexing": "idx", "recurrence": "rec"}
 
 Verdict = Literal["passed", "failed", "measured", "not run"]
 
@@ -178,7 +175,7 @@ def primitives_of(model: nn.Module, x: Any) -> set[str]:
     of_score = audit(nn.Identity(), out, score).operations
     found = audit(model, x, score).operations
     return {
-        PRIMITIVES[primitive]
+        SHORT_NAMES[primitive]
         for primitive, names in found.items()
         if any(count > of_score.get(primitive, {}).get(name, 0) for name, count in names.items())
     }
@@ -186,7 +183,7 @@ def primitives_of(model: nn.Module, x: Any) -> set[str]:
 
 def in_order(primitives: set[str]) -> tuple[str, ...]:
     """In the paper's order."""
-    return tuple(name for name in PRIMITIVES.values() if name in primitives)
+    return tuple(name for name in SHORT_NAMES.values() if name in primitives)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
