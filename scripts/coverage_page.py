@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hilrp.coverage.report import markdown_page
+from hilrp.coverage.report import markdown_page, with_missing
 from hilrp.coverage.store import Settings, read_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -32,12 +32,13 @@ if __name__ == "__main__":
     rows.mkdir(exist_ok=True)
     for argument in sys.argv[1:]:
         name, _, folder = argument.partition("=")
-        shutil.copyfile(Path(folder) / "settings.json", rows / f"{name}.json")
+        for part in ("settings", "requested"):
+            shutil.copyfile(Path(folder) / f"{part}.json", rows / f"{name}.{part}.json")
         latest = {row["name"]: row for row in read_rows(Path(folder) / "results.jsonl")}
         lines = (json.dumps(_rounded(latest[each])) for each in sorted(latest))
         (rows / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    runs = [
-        (Settings(**json.loads(path.with_suffix(".json").read_text())), list(read_rows(path)))
-        for path in sorted(rows.glob("*.jsonl"))
-    ]
+    runs = []
+    for path in sorted(rows.glob("*.jsonl")):
+        requested = json.loads(path.with_suffix(".requested.json").read_text())
+        runs.append((Settings.read(path.with_suffix(".settings.json")), with_missing(read_rows(path), requested)))
     (DOCS / "coverage.md").write_text(markdown_page(runs))

@@ -260,3 +260,17 @@ def test_report():
     assert str(failed).startswith("FAIL")
     assert any("No rule" in problem for problem in failed.problems)
     assert "out of range" in str(hilrp.audit(model, X, 99))
+
+
+def test_what_was_kept_adds_up():
+    """Kinds of constants come from many operations: with the pixels they make up the score."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3)
+    )
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0, 0.3)
+    report = hilrp.audit(model.double().eval(), X.double(), 1)
+    assert report.passed
+    for sample, share in enumerate(report.share):
+        assert share + sum(shares[sample] for shares in report.kept.values()) == pytest.approx(1, abs=1e-10)
+    assert abs(report.kept["bias"][0]) > 1e-3

@@ -17,8 +17,8 @@ from blocks import raises
 from hilrp.cli import app
 from hilrp.coverage import Settings, Store, run, runner
 from hilrp.coverage.catalogue import catalogue, representatives
-from hilrp.coverage.memory import free_part
-from hilrp.coverage.report import markdown_page
+from hilrp.coverage.memory import free_part, part_used_by
+from hilrp.coverage.report import markdown_page, with_missing
 from hilrp.coverage.splits import judge
 from hilrp.coverage.store import read_rows
 from hilrp.coverage.worker import audit_row
@@ -148,13 +148,14 @@ def test_results_of_other_settings_are_not_mixed(tmp_path):
 
 
 def test_memory_is_watched(zoo, tmp_path, monkeypatch):
-    """When memory is short the youngest model is stopped; it runs again alone, then with one image, then it is a row."""
+    """When memory is short the largest model is stopped; it runs again alone, then with one image, then it is a row."""
     assert 0 < free_part() < 1
     started = []
     start = runner._Pool._start
 
     def noted(pool, name, settings, alone):
         started.append((name.split(":")[1], settings.batch, alone))
+        assert len(started) < 8, "goes round in circles"
         start(pool, name, settings, alone)
 
     noticed = set()
@@ -168,9 +169,46 @@ def test_memory_is_watched(zoo, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner._Pool, "_start", noted)
     monkeypatch.setattr(runner, "free_part", free)
+    monkeypatch.setattr(runner, "part_used_by", lambda process: 0.2 + 0.1 * process / 2**22)  # the later, the larger
     rows = run(zoo("lasting", "slow"), Store(tmp_path / "out", Settings(batch=2)), jobs=2, timeout=60)
     assert [row["status"] for row in rows.values()] == ["pass", "memory"]
     assert started == [("lasting", 2, False), ("slow", 2, False), ("slow", 2, True), ("slow", 1, True)]
+
+
+def test_memory_that_others_take_is_not_held_against_a_model(zoo, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "free_part", lambda *device: 0.01)
+    rows = run(zoo("good"), Store(tmp_path / "out", Settings(batch=1)), jobs=2, timeout=60)
+    assert [row["status"] for row in rows.values()] == ["pass"]
+    assert 0 < part_used_by(os.getpid()) < 0.5
+
+
+def test_room_for_another_model(tmp_path, monkeypatch):
+    pool = runner._Pool(Store(tmp_path, Settings()), jobs=3, timeout=60)
+    free = {"part": 0.9}
+    monkeypatch.setattr(runner, "free_part", lambda *device: free["part"])
+    assert pool._has_room()
+    job = runner._Job("a", Settings(), None, None, time.monotonic() - 60, alone=False)
+    pool._running = [job]
+    assert pool._has_room()
+    free["part"] = 0.2
+    assert not pool._has_room()
+    free["part"] = 0.9
+    job.alone = True
+    assert not pool._has_room()
+    job.alone = False
+    pool._running = [job] * 3
+    assert not pool._has_room()
+    pool._running = []
+
+
+def test_small_shares_are_seen_in_float64(tmp_path, monkeypatch):
+    """Where an error in the pixels' share would be lost in float32's tolerance, the audit is repeated in float64."""
+    assert "dtype" not in audit_row("timm/test_resnet", Settings(batch=1))
+    monkeypatch.setattr("hilrp.coverage.worker._VISIBLE", 1e6)
+    row = audit_row("timm/test_resnet", Settings(batch=1))
+    assert row["status"] == "pass"
+    assert row["dtype"] == "float64"
+    assert row["residual"] < 1e-12
 
 
 # The page -----------------------------------------------------------------------------------------------------
@@ -194,10 +232,14 @@ def test_the_committed_results():
 def test_the_page_says_what_failed_and_what_nobody_has_looked_at():
     sound = audit_row("timm/test_vit", Settings(batch=1))
     split = sound | {"name": "timm/new_model", "splits": {"mul in stem": 2}}
-    failed = {"name": "timm/large", "status": "memory", "reason": "too large", "seconds": 1.0}
-    page = markdown_page([(Settings(batch=1), [sound, split, failed])])
-    assert "**2 of 3**" in page
-    assert "too large" in page
+    failed = {"name": "timm/large", "status": "memory", "reason": "too | large", "seconds": 1.0}
+    own = sound | {"name": "my_models:make"}
+    rows = with_missing([sound, split, failed, own], ["timm/test_vit", "timm/forgotten"])
+    page = markdown_page([(Settings(batch=1), rows)])
+    assert "**2 of 4**" in page
+    assert "own 1 of 1" in page
+    assert "`timm/forgotten`" in page
+    assert "too / large" in page
     assert "Not looked at yet" in page
     assert "`test_vit`" in page
 
@@ -237,6 +279,31 @@ def test_audit_command_for_machines(zoo):
     result = invoke("audit", "no_such_model", "--json")
     assert result.exit_code == 2
     assert "no model of that name" in json.loads(result.stdout)[0]["error"]
+
+
+def test_one_bad_model_does_not_cost_the_others(tmp_path, monkeypatch):
+    (tmp_path / "raising.py").write_text("def make(): raise KeyError('layer9')\n")
+    monkeypatch.chdir(tmp_path)
+    result = invoke("audit", "raising:make", "test_vit", "--json")
+    assert result.exit_code == 2
+    bad, good = json.loads(result.stdout)
+    assert "layer9" in bad["error"]
+    assert good["passed"]
+
+
+def test_remedies_are_printed_in_full(monkeypatch):
+    """Square brackets are no markup in what we say."""
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    monkeypatch.delitem(sys.modules, "hilrp.libraries.open_clip", raising=False)
+    result = invoke("audit", "open_clip/RN50")
+    assert result.exit_code == 2
+    assert "pip install 'hilrp[clip]'" in result.output
+
+
+def test_a_pattern_that_fits_no_model(tmp_path):
+    result = invoke("coverage", "timm", "--only", "swim", "-o", tmp_path)
+    assert result.exit_code == 2
+    assert "swim" in result.output
 
 
 @pytest.mark.parametrize("options", [["--dtype", "int8"], ["--rules", "magic"], ["--device", "quantum"]])

@@ -28,6 +28,7 @@ def test_a_name_is_found_in_its_library(name, full):
         ("nowhere:make", ["nowhere", "importable"]),
         ("math:pi_", ["pi_", "function"]),
         ("transformers/vit@", ["no model"]),
+        ("tim/resnet18", ["tim is none of the libraries", "timm"]),
     ],
 )
 def test_a_bad_name_gets_a_reason(name, words):
@@ -77,6 +78,22 @@ def test_constants_get_values_and_weights_keep_theirs():
     assert torch.equal(model[0].weight, weight)
     for parameter in (model[0].bias, model[1].weight, model[1].bias):
         assert len(parameter.detach().unique()) == 4
+
+
+def test_a_built_model_has_no_constant_parameters():
+    """Heads, branches, biases and scales that start at zero or one: every path carries relevance."""
+    model = build("timm/hiera_tiny_224").model
+    for name, parameter in model.named_parameters():
+        if parameter.numel() > 4:
+            assert float(parameter.detach().std()) > 0.01, name
+
+
+def test_building_leaves_the_callers_random_numbers_alone():
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    build("timm/test_vit")
+    assert torch.equal(torch.randn(4), expected)
 
 
 def test_calibration_keeps_signals_alive():

@@ -338,11 +338,30 @@ def test_what_attention_mixed_is_a_signal_again_behind_a_residual():
     forms = {
         "matmul": lambda x, k, v: x @ (v + k.softmax(-1) @ v),
         "mul": lambda x, k, v: x * (k.softmax(-1) @ v),
+        "linear": lambda x, k, v: F.linear(x, F.gelu(k.softmax(-1) @ v)[0].mT),
     }
     for name, form in forms.items():
         found = explain(form, (x, k, v))
         assert found.notes == {f"even split of {name} in (model)": 1}
         torch.testing.assert_close(found.relevance[0].sum(), found.output.sum() / 2, rtol=1e-11, atol=1e-11)
+
+
+def test_mixed_values_may_be_moved_and_scaled_before_they_meet_the_query():
+    q, k, v, s = (torch.randn(1, 6, 4, dtype=F64) for _ in range(4))
+
+    def attend(q, k, v, s):
+        mixed = 0.5 * (k.softmax(-2).transpose(-2, -1) @ v).unsqueeze(1).squeeze(1)
+        return q @ (mixed * s.mean(-2).sigmoid().unsqueeze(-2))
+
+    found = explain(attend, (q, k, v, s), target=lambda out: out.sum().reshape(1))
+    torch.testing.assert_close(found.relevance[2].sum(), found.score[0], rtol=1e-11, atol=1e-11)
+    assert not found.notes
+
+
+def test_fused_attention_returns_a_signal():
+    x, q, k, v = (torch.randn(1, 2, 5, 4, dtype=F64) for _ in range(4))
+    found = explain(lambda x, q, k, v: x * F.scaled_dot_product_attention(q, k, v), (x, q, k, v))
+    assert found.notes == {"even split of mul in (model)": 1}
 
 
 def test_cosine_to_a_fixed_vector_conserves():

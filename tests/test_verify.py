@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -78,6 +79,28 @@ def test_compositions_are_reproducible_and_varied():
     for step in (*closure.STEPS, *closure.HALVING, *closure.BRANCHES, closure.DOUBLING):
         assert step in used
     assert {len(recipe) for recipe in recipes} == set(range(3, 13))
+
+
+def test_closure_notices_when_constants_keep_everything(monkeypatch):
+    """Books close all the same: the input's share must not vanish."""
+    measured = closure.measure
+    monkeypatch.setattr(closure, "measure", lambda seed: (measured(seed)[0], measured(seed)[1] | {"share": 1e-9}))
+    row = closure.check(count=5)
+    assert row.verdict == "failed"
+    assert row.errors["leak"] < closure.BOUND
+
+
+def test_books_that_are_no_numbers_fail(monkeypatch):
+    explain = reduction.explain
+
+    def spoilt(*args, **options):
+        found = explain(*args, **options)
+        ledger = dataclasses.replace(found.ledger, score=found.ledger.score * math.nan)
+        return dataclasses.replace(found, ledger=ledger)
+
+    monkeypatch.setattr(reduction, "explain", spoilt)
+    assert reduction.check(reduction.merging()).verdict == "failed"
+    assert reduction.check_merging_with_norm().verdict == "failed"
 
 
 def test_closure_fails_with_a_wrong_rule_and_names_the_recipe():
@@ -193,9 +216,9 @@ def test_verify_fails_with_a_wrong_rule_and_says_so():
     assert any("stopped by ModelError" in failure for failure in report.failures)
 
 
-def test_an_error_is_a_failure_not_a_crash(monkeypatch):
+def test_an_error_of_any_kind_is_a_failure_not_a_crash(monkeypatch):
     def fail():
-        raise hilrp.ModelError("something is wrong")
+        raise RuntimeError("something is wrong")
 
     monkeypatch.setattr(equivariance, "check", fail)
     report = verify(["equivariance"])

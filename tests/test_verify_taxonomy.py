@@ -10,6 +10,7 @@ from torch import nn
 
 import hilrp
 from hilrp.audit import SHORT_NAMES
+from hilrp.errors import InputError, UnavailableError
 from hilrp.verify import taxonomy, textbook
 from hilrp.verify.realised import SOURCES, Realisation, Source, joined, realise
 from hilrp.verify.report import Row
@@ -98,7 +99,7 @@ def test_real_architectures(model):
 
 def test_a_library_that_is_not_installed_is_no_failure(monkeypatch):
     def absent():
-        raise hilrp.InputError("transformers is not installed. Install it with: pip install 'hilrp[hf]'")
+        raise UnavailableError("transformers is not installed. Install it with: pip install 'hilrp[hf]'")
 
     monkeypatch.setitem(SOURCES, "absent", Source(make=absent))
     found = realise("absent")
@@ -115,6 +116,14 @@ def test_without_transformers_the_row_says_what_to_install(model, monkeypatch):
     found = realise(model)
     assert found.verdict == "not run"
     assert "hilrp[hf]" in found.remark
+
+
+def test_a_real_architecture_that_cannot_run_fails_the_row(monkeypatch):
+    def broken():
+        raise InputError("its forward pass raised")
+
+    monkeypatch.setitem(SOURCES, "broken", Source(make=broken))
+    assert realise("broken").verdict == "failed"
 
 
 def test_a_real_architecture_that_fails_fails_the_row(monkeypatch):

@@ -22,10 +22,11 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.modules import ModuleWatch
 from hilrp.opening import opened
+from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
-from hilrp.products import held_fixed
+from hilrp.products import held_fixed, keeps_mixed_values
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
 from hilrp.table import CREATION, QUERIES, SHAPED_BY_SECOND, Primitive, Row, is_python_source, operation_name
@@ -260,7 +261,7 @@ class Engine(TorchFunctionMode):
         if row is not None or any(t.requires_grad for t in tensors(out)):
             self._count(row, name, varying)
         if row is not None and self.rules.attention == "cp":
-            self._note_product(row, out, name, varying)
+            self._note_product(row, call, out, varying)
         level = self._output_level(row, call, varying)
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
@@ -299,7 +300,8 @@ class Engine(TorchFunctionMode):
         with self:
             surrogate = rule(call)
         if rule.unproven:
-            self._compare(call.name, tensors(value), tensors(surrogate))
+            for problem in messages.differences(call.name, self.path, tensors(value), tensors(surrogate)):
+                self._on_problem(problem)
         pairs = list(zip(tensors(value), tensors(surrogate), strict=True))
         if self.books.itemised:
             for _, s in pairs:
@@ -311,37 +313,25 @@ class Engine(TorchFunctionMode):
             self.tracker.track(out, self.tracker.level(s), self.tracker.layout(s))
         return map_tensors(lambda t: carried[id(t)], value)
 
-    def _compare(self, name: str, value: list[Tensor], surrogate: list[Tensor]) -> None:
-        """A user's surrogate must have the shapes and, up to rounding, the values of the original."""
-        shapes = [[tuple(t.shape) for t in each] for each in (value, surrogate)]
-        if shapes[0] != shapes[1]:
-            raise AuditError(
-                f"The surrogate of `{name}` in {self.path or '(model)'} returns shapes {shapes[1]}; the original {shapes[0]}."
-            )
-        for v, s in zip(value, surrogate, strict=True):
-            if not torch.allclose(v, s.detach().to(v.dtype), rtol=1e-2, atol=1e-3 * float(v.abs().max())):
-                difference = float((v - s.detach()).abs().max())
-                self._on_problem(
-                    AuditError(
-                        f"The surrogate of `{name}` in {self.path or '(model)'} differs from the original by {difference:.2g}."
-                    )
-                )
-
     def _count(self, row: Row | None, name: str, varying: list[Tensor]) -> None:
         primitive = Primitive.REINDEXING if row is None else row.primitive
         if primitive is Primitive.BILINEAR and len(varying) == 1:
             primitive = Primitive.LINEAR
         self.counts[primitive, name] += 1
 
-    def _note_product(self, row: Row, out: Tensor, name: str, varying: list[Tensor]) -> None:
+    def _note_product(self, row: Row, call: Call, out: Tensor, varying: list[Tensor]) -> None:
         """Notes, if relevance reaches a product, what it held fixed, or that its factors shared evenly."""
+        if len(varying) < 2:
+            return
+        # A layer's bias may depend on the input, too; it is no factor.
+        factors = [t for t in call.operands[:2] if call.varies(t)] if row.rule is bilinear.layer else varying
         levels = self.tracker.level
-        held = held_fixed(row, [*map(levels, varying)], [levels(t) for t in varying if t.requires_grad])
+        held = held_fixed(row, [*map(levels, factors)], [levels(t) for t in factors if t.requires_grad])
         if held is None or not (out.requires_grad and (held == "" or self.books.itemised)):
             return
-        notes, note = self.gates, f"{name}: {held} held fixed"
+        notes, note = self.gates, f"{call.name}: {held} held fixed"
         if held == "":
-            notes, note = self.notes, f"even split of {name} in {self.path or '(model)'}"
+            notes, note = self.notes, f"even split of {call.name} in {self.path or '(model)'}"
 
         # A hook must not hold the engine: it belongs to the graph, which the engine's tensors hold.
         def count(g: Tensor | None) -> None:
@@ -355,10 +345,10 @@ class Engine(TorchFunctionMode):
         level = row.level(call) if callable(row.level) else row.level
         if level is not None:
             return level
-        levels = [self.tracker.level(t) for t in varying if t.requires_grad] or [*map(self.tracker.level, varying)]
+        levels = [*map(self.tracker.level, [t for t in varying if t.requires_grad] or varying)]
         lowest = min(levels)
-        if lowest is Level.VALUE and max(levels) is not Level.VALUE:
-            lowest = Level.SIGNAL  # mixed values and something else, as in a residual addition
+        if lowest is Level.VALUE and not keeps_mixed_values(row, [*map(self.tracker.level, varying)]):
+            lowest = Level.SIGNAL
         renewed = row.renews is not None and len(varying) == 1 and lowest <= row.renews
         return Level.SIGNAL if renewed else lowest
 

@@ -11,6 +11,10 @@ class InputError(HilrpError, ValueError):
     """The input or an argument can't be explained as given."""
 
 
+class UnavailableError(InputError):
+    """A model can't be had here: its library isn't installed, or has no model of that name."""
+
+
 class TargetError(HilrpError, ValueError):
     """The target doesn't fit the model's output."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hilrp.errors import InputError
+from hilrp.errors import InputError, UnavailableError
 from hilrp.libraries.recipe import Recipe, strongest
 from hilrp.passes import call_model
 from hilrp.tree import map_tensors, tensors
@@ -74,21 +74,23 @@ def build(
         >>> built.name, tuple(built.inputs.shape)
         ('timm/test_vit', (2, 3, 160, 160))
     """
-    torch.manual_seed(seed)
-    with torch.device(device):
-        full, recipe = _recipe(name, pretrained, size)
-    if recipe.max_batch is not None:
-        batch = min(batch, recipe.max_batch)
-    torch.manual_seed(seed)
+    on_device = torch.device(device)
+    with torch.random.fork_rng([on_device] if on_device.type == "cuda" else []):  # the caller's chance is the caller's
+        torch.manual_seed(seed)
+        with on_device:
+            full, recipe = _recipe(name, pretrained, size)
 
-    def placed(inputs: Any) -> Any:
-        return map_tensors(lambda t: t.to(device, dtype if t.is_floating_point() else None), inputs)
+        def inputs_for(count: int) -> Any:
+            torch.manual_seed(seed)
+            return map_tensors(
+                lambda t: t.to(on_device, dtype if t.is_floating_point() else None), recipe.inputs(count)
+            )
 
-    inputs = placed(recipe.inputs(batch))
-    model = recipe.model.to(device, dtype).eval()
-    if not pretrained and ":" not in full:
-        _warm_up(full, model, placed(recipe.inputs(max(batch, 2))))
-    return Built(full, model, inputs, recipe.target, pretrained)
+        batch = batch if recipe.max_batch is None else min(batch, recipe.max_batch)
+        model = recipe.model.to(on_device, dtype).eval()
+        if not pretrained and ":" not in full:
+            _warm_up(full, model, inputs_for(max(batch, 2)))
+        return Built(full, model, inputs_for(batch), recipe.target, pretrained)
 
 
 def _warm_up(name: str, model: nn.Module, inputs: Any) -> None:
@@ -100,7 +102,7 @@ def _warm_up(name: str, model: nn.Module, inputs: Any) -> None:
     except Exception as error:  # models complain in many ways
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
         raise InputError(
-            f"{name} raised {type(error).__name__} on an input of shape {shapes}: {error}. Give a size that it can take."
+            f"{name} raised {type(error).__name__} on an input of shape {shapes}: {error}. If it takes images of another size, give it (size=, --size)."
         ) from error
 
 
@@ -169,7 +171,7 @@ def library(name: str) -> ModuleType:
             raise
         extra = LIBRARIES[name]
         remedy = f"pip install 'hilrp[{extra}]'" if extra else f"pip install {name}"
-        raise InputError(f"{name} is not installed. Install it with: {remedy}") from error
+        raise UnavailableError(f"{name} is not installed. Install it with: {remedy}") from error
 
 
 def installed() -> list[str]:
@@ -178,7 +180,7 @@ def installed() -> list[str]:
     for name in LIBRARIES:
         try:
             library(name)
-        except InputError:
+        except UnavailableError:
             continue
         found.append(name)
     return found
@@ -188,15 +190,19 @@ def _recipe(name: str, pretrained: bool, size: int | None) -> tuple[str, Recipe]
     if ":" in name:
         return name, _from_factory(name)
     prefix, _, rest = name.partition("/")
-    wanted = [prefix] if prefix in LIBRARIES else [each for each in LIBRARIES if each in installed()]
+    wanted, rest = ([prefix], rest) if prefix in LIBRARIES else (installed(), name)
+    if "/" in rest and wanted != ["transformers"] and not os.path.isdir(rest):
+        raise UnavailableError(
+            f"{name}: {prefix} is none of the libraries {', '.join(LIBRARIES)}. For a model of the hub, write transformers/{name}."
+        )
     for each in wanted:
-        found = library(each).find(rest if prefix in LIBRARIES else name)
+        found = library(each).find(rest)
         if found is not None:
             return f"{each}/{found}", library(each).recipe(found, pretrained, size)
     known = [known for each in wanted for known in library(each).names()]
-    close = get_close_matches(rest if prefix in LIBRARIES else name, known, 4, 0.5)
+    close = get_close_matches(rest, known, 4, 0.5)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
-    raise InputError(f"{name}: no model of that name in {', '.join(wanted)}.{hint}")
+    raise UnavailableError(f"{name}: no model of that name in {', '.join(wanted)}.{hint}")
 
 
 def _from_factory(name: str) -> Recipe:

@@ -74,6 +74,19 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     )
 
 
+def differences(name: str, path: str, value: list[Tensor], surrogate: list[Tensor]) -> list[AuditError]:
+    """A user's surrogate must have the shapes and, up to rounding, the values of the original."""
+    where = f"The surrogate of `{name}` in {path or '(model)'}"
+    shapes = [[tuple(t.shape) for t in each] for each in (value, surrogate)]
+    if shapes[0] != shapes[1]:
+        raise AuditError(f"{where} returns shapes {shapes[1]}; the original {shapes[0]}.")
+    return [
+        AuditError(f"{where} differs from the original by {float((v - s.detach()).abs().max()):.2g}.")
+        for v, s in zip(value, surrogate, strict=True)
+        if not torch.allclose(v, s.detach().to(v.dtype), rtol=1e-2, atol=1e-3 * float(v.abs().max()))
+    ]
+
+
 def check_randomness(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None, path: str
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hilrp.primitives import bilinear, normalisation
 from hilrp.primitives.call import Level
-from hilrp.table import Row
+from hilrp.table import Primitive, Row
 
 #: What products hold fixed by their nature, not by the levels of their factors.
 _BY_NATURE = {
@@ -38,7 +38,7 @@ def held_fixed(row: Row, factors: list[Level], carriers: list[Level]) -> str | N
         return None
     if row.rule in _BY_NATURE:
         return _BY_NATURE[row.rule]
-    if row.rule not in (bilinear.mix, bilinear.multiply):
+    if row.rule not in (bilinear.mix, bilinear.multiply, bilinear.layer):
         return None
     elementwise = row.rule is bilinear.multiply
     factors, carriers = bilinear.ranked(factors, elementwise), bilinear.ranked(carriers, elementwise)
@@ -46,3 +46,10 @@ def held_fixed(row: Row, factors: list[Level], carriers: list[Level]) -> str | N
     if carriers.count(lowest) > 1:
         return ""
     return " and ".join(_BY_LEVEL[level] for level in sorted(set(factors) - {lowest}, reverse=True)) or "gate"
+
+
+def keeps_mixed_values(row: Row, levels: list[Level]) -> bool:
+    """Whether what attention has mixed is still just that: moved, or scaled by constants and gates."""
+    if row.rule in (bilinear.multiply, normalisation.divide):
+        return sorted(levels)[1:2] != [Level.SIGNAL] and levels.count(Level.VALUE) == 1
+    return row.primitive is Primitive.REINDEXING and set(levels) == {Level.VALUE}

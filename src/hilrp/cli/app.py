@@ -7,14 +7,16 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="Explain the predictions of vision models.")
 console = Console()
+errors = Console(stderr=True)
 
 
 def fail(error: Exception) -> typer.Exit:
     """Prints an error; raise what this returns."""
-    console.print(f"[red]error[/]: {error}", highlight=False)
+    errors.print(f"[red]error[/]: {escape(str(error))}", highlight=False)
     return typer.Exit(2)
 
 

@@ -29,6 +29,16 @@ def precision(name: str) -> torch.dtype:
     return found
 
 
+def check_device(name: str) -> None:
+    """Raises if nothing can be put there."""
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"--device {name} can't be used: {str(error).splitlines()[0]} Use cpu, or a device that torch sees."
+        ) from error
+
+
 @app.command()
 def audit(
     names: Annotated[
@@ -44,7 +54,7 @@ def audit(
     dtype: Precision = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     batch: Annotated[int, typer.Option(min=1, help="Number of random images.")] = 2,
-    size: Annotated[int | None, typer.Option(help="Side of the images, if not the model's default.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Side of the images, if not the model's default.")] = None,
 ) -> None:
     """Audits models: what they are made of, whether their value is untouched, and whether their books close.
 
@@ -52,20 +62,24 @@ def audit(
     """
     found: list[dict[str, Any]] = []
     status = 0
+    try:
+        kind = precision(dtype)
+        check_device(device)
+        hilrp.Rules.named(rules)
+    except HilrpError as error:
+        raise fail(error) from None
     for name in names:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                built = build(
-                    name, pretrained=pretrained, dtype=precision(dtype), device=device, batch=batch, size=size
-                )
+                built = build(name, pretrained=pretrained, dtype=kind, device=device, batch=batch, size=size)
                 report = hilrp.audit(built.model, built.inputs, built.target, rules)
-        except (HilrpError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # a factory or a model may raise anything; the others are audited all the same
             status = 2
             if json:
                 found.append({"name": name, "passed": False, "error": str(error)})
             else:
-                fail(error if isinstance(error, HilrpError) else InputError(f"{name}: {error}"))
+                fail(error if isinstance(error, HilrpError) else InputError(f"{name}: {type(error).__name__}: {error}"))
             continue
         status = max(status, int(not report.passed))
         found.append(_facts(built, dtype) | report.as_dict())

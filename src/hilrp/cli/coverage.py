@@ -12,15 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hilrp.cli.app import app, console, fail, print_json
-from hilrp.cli.audit import Precision, precision
-from hilrp.errors import HilrpError
+from hilrp.cli.audit import Precision, check_device, precision
+from hilrp.errors import HilrpError, InputError
 from hilrp.loading import LIBRARIES, installed
 
 
 @app.command()
 def coverage(
     libraries: Annotated[
-        list[str] | None, typer.Argument(help=f"Of {', '.join(LIBRARIES)}. Default: those that are installed.")
+        list[str] | None,
+        typer.Argument(
+            help=f"Of {', '.join(LIBRARIES)}, or single models (library/model). Default: the libraries that are installed."
+        ),
     ] = None,
     everything: Annotated[
         bool,
@@ -41,6 +44,8 @@ def coverage(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     batch: Annotated[int, typer.Option(min=1, help="Number of random images.")] = 2,
     rules: Annotated[str, typer.Option(help="A rule set.")] = "hilrp",
+    size: Annotated[int | None, typer.Option(min=1, help="Side of the images, if not each model's default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights and images.")] = 0,
     only: Annotated[str | None, typer.Option(help="Only names that hold this text.")] = None,
 ) -> None:
     """Audits whole model libraries, one process per model. The exit status is 1 unless all pass."""
@@ -51,14 +56,19 @@ def coverage(
 
     try:
         precision(dtype)
+        check_device(device)
         Rules.named(rules)
         names = [
             name
             for each in libraries or installed()
-            for name in catalogue(each, everything)
+            for name in ([each] if "/" in each or ":" in each else catalogue(each, everything))
             if only is None or only in name
         ]
-        store = Store(output, Settings(dtype=dtype, device=device, batch=batch, rules=rules), fresh)
+        if not names:
+            raise InputError(
+                f"--only {only}: none of the models has that in its name. (--all looks at all models of a library.)"
+            )
+        store = Store(output, Settings(dtype, device, batch, rules, size, seed), fresh)
     except (HilrpError, OSError) as error:
         raise fail(error) from None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -13,40 +14,41 @@ from rich.table import Table
 from hilrp.audit import SHORT_NAMES
 from hilrp.cli.app import app, console, fail, print_json
 from hilrp.errors import InputError
-from hilrp.verify import SECTIONS, Row, Section, VerifyReport
-from hilrp.verify import verify as run_checks
-from hilrp.verify.transfer import PAPER
+
+if TYPE_CHECKING:
+    from hilrp.verify import Row, Section, VerifyReport
 
 _COLOURS = {"passed": "green", "failed": "bold red", "measured": "blue", "not run": "yellow"}
 
 
+def _folder(variable: str, what: str) -> Any:
+    return typer.Option(envvar=variable, exists=True, file_okay=False, help=what)
+
+
 @app.command()
 def verify(
-    sections: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(SECTIONS)}. Default: all.")] = None,
+    sections: Annotated[
+        list[str] | None, typer.Argument(help="Of taxonomy, reduction, closure, equivariance. Default: all.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     checkpoints: Annotated[
         Path | None,
-        typer.Option(
-            envvar="HILRP_CHECKPOINTS",
-            exists=True,
-            file_okay=False,
-            help="Folder with deit_tiny_patch16_224.safetensors and tiny_vit_5m_224.safetensors. Without it timm downloads them.",
+        _folder(
+            "HILRP_CHECKPOINTS",
+            "Folder with deit_tiny_patch16_224.safetensors and tiny_vit_5m_224.safetensors. Without it timm downloads them.",
         ),
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option(
-            envvar="HILRP_IMAGES",
-            exists=True,
-            file_okay=False,
-            help="Folder of photographs with an index.json, for the measurements on real weights.",
-        ),
+        _folder("HILRP_IMAGES", "Folder of photographs with an index.json, for the measurements on real weights."),
     ] = None,
 ) -> None:
     """Checks the theory to machine precision: attention, resolution reduction, closure, equivariance.
 
     The exit status is 1 if a check fails.
     """
+    from hilrp.verify import verify as run_checks  # imports timm: seconds that the other commands don't need
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True, disable=json) as progress:
@@ -85,13 +87,18 @@ def _taxonomy(section: Section) -> list[Table]:
     table = _table(
         section, "attention", *kinds, "conservation", "leak", "relevance", "verdict", "on a real architecture"
     )
+    notes: list[str] = []
     for row in section.rows:
         marks = ("✓" if kind in row.primitives else "" for kind in kinds)
         errors = (f"{row.errors[name]:.0e}" if name in row.errors else "" for name in ("residual", "leak", "relevance"))
-        table.add_row(row.name, *marks, *errors, _verdict(row), _realised(row))
+        note = ""
+        if row.remark:
+            notes.append(row.remark)
+            note = f" [dim]({len(notes)})[/]"
+        table.add_row(row.name + note, *marks, *errors, _verdict(row), _realised(row))
     table.caption = (
         "Errors are relative, in float64; bounds 1e-11 for conservation and leak, 1e-10 for relevance against a textbook on "
-        "explicit matrices."
+        "explicit matrices. " + " ".join(f"({number}) {note}." for number, note in enumerate(notes, 1))
     )
     return [table]
 
@@ -108,9 +115,10 @@ def _realised(row: Row) -> str:
 
 def _equivariance(section: Section) -> list[Table]:
     """Checks, and measurements on real weights (rows with a spread)."""
+    from hilrp.verify.transfer import PAPER
+
     measured = [row for row in section.rows if row.verdict == "measured"]
-    checks = Section(section.name, section.title, [row for row in section.rows if row not in measured], section.seconds)
-    tables = _numbers(checks)
+    tables = _numbers(replace(section, rows=[row for row in section.rows if row not in measured]))
     if measured:
         names = [name for name in measured[0].errors if not name.endswith("±")]
         table = Table("measured on real weights", *names, title_justify="left", caption_justify="left")

@@ -14,6 +14,16 @@ def free_part(device: str = "cpu") -> float | None:
     return min(parts, default=None)
 
 
+def part_used_by(process: int) -> float:
+    """Which part of the machine's memory a process takes up."""
+    total, _ = _machine()
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / total if total else 0.0
+
+
 def _device(device: str) -> tuple[int, int]:
     if not device.startswith("cuda"):
         return 0, 0

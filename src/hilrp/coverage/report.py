@@ -18,9 +18,10 @@ _INTRODUCTION = """# Coverage
 Every model here was built with random weights, fed random images, and audited: its explained output must equal its plain output bit
 for bit, its books must close (*residual*), no operation may keep relevance that its constants don't explain (*leak*), and no
 operation may be without a rule. *Share* is the pixels' part of the score. Parameters that a fresh model has all alike (biases of zero,
-branches that start at zero) have random values, and layers and batch normalisations are scaled to the signal, so that every path
-carries relevance. This page is made by `make coverage-page` from the rows in `docs/coverage/`, which
-`hilrp coverage` wrote:
+branches that start at zero) have random values, and layers and batch normalisations are scaled to the signal, so that relevance
+arrives at the pixels. Where their share is all the same less than ten times the tolerance (1e-4 in float32), so that an error in it
+would be lost, the model is audited in float64 instead (tolerance 1e-10; marked). This page is made by `make coverage-page` from the
+rows in `docs/coverage/`, which `hilrp coverage` wrote:
 
     hilrp coverage                                       # one model of each kind of every installed library
     hilrp coverage timm --all --device cuda              # all of timm
@@ -39,12 +40,28 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def _library(row: Row) -> str:
+    """The part of the name before the slash; a factory's model is of no library."""
+    return row["name"].split("/")[0] if ":" not in row["name"] else "own"
+
+
 def _libraries(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(row["name"].split("/")[0] for row in rows))
+    return list(dict.fromkeys(map(_library, rows)))
 
 
 def _of(rows: list[Row], library: str) -> list[Row]:
-    return [row for row in rows if row["name"].startswith(f"{library}/")]
+    return [row for row in rows if _library(row) == library]
+
+
+#: The status of a model that was asked for and not reached.
+NOT_RUN = "not run"
+
+
+def with_missing(rows: Iterable[Row], requested: Iterable[str]) -> list[Row]:
+    """The rows, and one for each model that was asked for and has none."""
+    reason = "the run ended before it was reached"
+    missing = {name: {"name": name, "status": NOT_RUN, "reason": reason} for name in requested}
+    return list((missing | {row["name"]: row for row in rows}).values())
 
 
 def _setting(settings: Settings) -> str:
@@ -70,21 +87,20 @@ def _summary(runs: Sequence[Run]) -> str:
 
 
 def _together(runs: Sequence[Run]) -> str:
-    """How many different models passed wherever they were run."""
-    passed: dict[str, bool] = {}
-    for _, rows in runs:
-        for row in rows:
-            passed[row["name"]] = passed.get(row["name"], True) and row["status"] == "pass"
+    """How many different models were run, and passed wherever they were."""
+    verdicts: dict[str, dict[str, set[str]]] = {}
+    for row in (row for _, rows in runs for row in rows):
+        verdicts.setdefault(_library(row), {}).setdefault(row["name"], set()).add(row["status"])
     counts = []
-    for library in dict.fromkeys(name.split("/")[0] for name in passed):
-        own = [sound for name, sound in passed.items() if name.startswith(f"{library}/")]
-        counts.append(f"{library} {sum(own)} of {len(own)} ({100 * sum(own) / len(own):.1f} %)")
-    return f"Different models, taken together, that passed wherever they were run: {', '.join(counts)}."
+    for library, models in verdicts.items():
+        sound = sum(found - {NOT_RUN} == {"pass"} for found in models.values())
+        counts.append(f"{library} {sound} of {len(models)} ({100 * sound / len(models):.1f} %)")
+    return f"Different models that were run, and passed wherever they were: {', '.join(counts)}."
 
 
 def _failures(runs: Sequence[Run]) -> str:
     lines = [
-        [f"`{row['name']}`", _setting(settings), row["status"], " ".join(row.get("reason", "").split())[:300]]
+        [f"`{row['name']}`", _setting(settings), row["status"], _plain(row.get("reason", ""))]
         for settings, rows in runs
         for row in rows
         if row["status"] != "pass"
@@ -92,6 +108,11 @@ def _failures(runs: Sequence[Run]) -> str:
     if not lines:
         return "## What did not pass\n\nNothing.\n"
     return "## What did not pass\n\n" + _table(("model", "how", "verdict", "reason"), lines)
+
+
+def _plain(text: str) -> str:
+    """On one line, and without what a table's cell can't hold."""
+    return " ".join(text.split()).replace("|", "/")[:300]
 
 
 def _splits(runs: Sequence[Run]) -> str:
@@ -138,14 +159,15 @@ _COLUMNS = ("parameters", "input", "verdict", "forward difference", "residual", 
 
 
 def _cells(row: Row) -> list[str]:
-    name = f"`{row['name'].split('/', 1)[1]}`"
+    name = f"`{row['name'].removeprefix(_library(row) + '/')}`"
     size = f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else ""
     shape = "x".join(map(str, row["input"][0])) if row.get("input") else ""
     figures = [f"{row[key]:.0e}" if row.get(key) else "0" for key in ("forward_difference", "residual", "leak")]
     if row["status"] != "pass" and row.get("residual") is None:
         figures = ["", "", ""]
     share = f"{row['share'][0]:.2g}" if row.get("share") else ""
+    verdict = row["status"] + (" (float64)" if row.get("dtype") == "float64" else "")
     found = row.get("operations") or {}
     counts = (f"{short} {sum(found[name].values())}" for name, short in SHORT_NAMES.items() if name in found)
     splits = str(sum((row.get("splits") or {}).values()) or "")
-    return [name, size, shape, row["status"], *figures, share, " ".join(counts), splits]
+    return [name, size, shape, verdict, *figures, share, " ".join(counts), splits]

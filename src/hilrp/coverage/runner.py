@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from pickle import UnpicklingError
 from typing import Any
 
 from hilrp.coverage import worker
-from hilrp.coverage.memory import default_jobs, free_part
+from hilrp.coverage.memory import default_jobs, free_part, part_used_by
 from hilrp.coverage.store import Settings, Store
 
-#: Another model is started while this part of the memory is free; below the second, the youngest is stopped.
-_ROOM, _SHORTAGE = 0.3, 0.06
+#: Another model is started while the first part of the memory is free. Below the second, the largest model is stopped, if
+#: it takes up more than the third.
+_ROOM, _SHORTAGE, _LARGE = 0.3, 0.06, 0.1
 
 Row = dict[str, Any]
 
@@ -57,7 +59,8 @@ def run(
     Returns:
         All rows of ``names``, in that order.
     """
-    names = list(names)
+    names = list(dict.fromkeys(names))
+    store.request(names)
     done = {name: row for name, row in store.rows().items() if not retry or row["status"] == "pass"}
     for name in names:
         if name in done:
@@ -95,9 +98,9 @@ class _Pool:
                 self._start(*alone.popleft(), alone=True)
             wait([job.results for job in self._running], timeout=0.2)
             ended = [(job, self._row(job)) for job in self._ended()]
-            if self._short_of_memory():
-                youngest = self._running[-1]
-                ended.append((youngest, self._kill(youngest, "memory", "stopped before the machine ran out of memory")))
+            largest = self._to_be_stopped()
+            if largest is not None:
+                ended.append((largest, self._kill(largest, "memory", "stopped before the machine ran out of memory")))
             for job, row in ended:
                 if row["status"] != "memory" or (job.alone and job.settings.batch == 1):
                     yield row
@@ -126,9 +129,13 @@ class _Pool:
         # A job that has just begun has not taken its memory yet.
         return free is None or (free > _ROOM and time.monotonic() - self._running[-1].began > 0.2)
 
-    def _short_of_memory(self) -> bool:
+    def _to_be_stopped(self) -> _Job | None:
+        """When memory is short: the largest model, if it is one of ours that takes the memory."""
         free = free_part()
-        return bool(self._running) and free is not None and free < _SHORTAGE
+        if free is None or free >= _SHORTAGE or not self._running:
+            return None
+        largest = max(self._running, key=lambda job: part_used_by(job.process.pid))
+        return largest if part_used_by(largest.process.pid) > _LARGE else None
 
     def _ended(self) -> list[_Job]:
         """Jobs that have sent their row, died, or run out of time."""
@@ -138,9 +145,11 @@ class _Pool:
     def _row(self, job: _Job) -> Row:
         try:
             row: Row | None = job.results.recv() if job.results.poll() else None
-        except EOFError:  # the process has ended, or is about to
-            row = None
+        except (EOFError, OSError, UnpicklingError):  # the process has ended, or is about to
             job.process.join(5)
+            if job.process.is_alive():
+                return self._kill(job, "crash", "closed its channel without a result")
+            row = None
         if row is not None:
             job.process.join(5)
             self._kill(job, "", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -30,6 +31,13 @@ def versions() -> dict[str, str]:
     return {"hilrp": hilrp.__version__, "torch": torch.__version__} | found
 
 
+def source() -> str:
+    """A fingerprint of the code that makes explanations: rows of different code aren't mixed either."""
+    package = Path(hilrp.__file__).parent
+    files = sorted([*package.glob("*.py"), *package.glob("primitives/*.py"), *package.glob("libraries/*.py")])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class Settings:
     """How models are audited. Rows of different settings aren't mixed."""
@@ -41,6 +49,12 @@ class Settings:
     size: int | None = None
     seed: int = 0
     versions: dict[str, str] = field(default_factory=versions)
+    source: str = field(default_factory=lambda: source())
+
+    @staticmethod
+    def read(path: Path) -> Settings:
+        """Settings as they were stored; a run that didn't know its source has an empty one."""
+        return Settings(**{"source": ""} | json.loads(path.read_text()))
 
 
 class Store:
@@ -58,10 +72,10 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / "settings.json"
         if fresh:
-            self._rows.unlink(missing_ok=True)
-            kept.unlink(missing_ok=True)
+            for file in (self._rows, kept, folder / "requested.json"):
+                file.unlink(missing_ok=True)
         if kept.exists():
-            before, now = json.loads(kept.read_text()), asdict(settings)
+            before, now = asdict(Settings.read(kept)), asdict(settings)
             changed = [
                 f"{name} was {before.get(name)}, is {now[name]}" for name in now if before.get(name) != now[name]
             ]
@@ -70,9 +84,13 @@ class Store:
                     f"{folder} holds results of other settings ({'; '.join(changed)}). Use another folder (--output), or discard them with --fresh."
                 )
         else:
-            temporary = kept.with_suffix(".tmp")
-            temporary.write_text(json.dumps(asdict(settings), indent=1) + "\n")
-            os.replace(temporary, kept)
+            _write(kept, asdict(settings))
+
+    def request(self, names: list[str]) -> None:
+        """Keeps which models were asked for, beside those of earlier runs, so that one that is missing is noticed."""
+        path = self.folder / "requested.json"
+        before = json.loads(path.read_text()) if path.exists() else []
+        _write(path, sorted({*before, *names}))
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """The results so far, by model; the last one counts."""
@@ -90,6 +108,13 @@ class Store:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _write(path: Path, found: Any) -> None:
+    """Writes JSON so that the file is whole or not there."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(found, indent=1) + "\n")
+    os.replace(temporary, path)
 
 
 def read_rows(path: Path) -> Iterable[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,6 +17,8 @@ from hilrp.errors import HilrpError
 from hilrp.loading import build
 from hilrp.tree import tensors
 
+#: The pixels' share must be this many times the tolerance, or the model is audited in float64.
+_VISIBLE = 10
 #: How the libraries of a device say that its memory ran out.
 _MEMORY_SIGNS = (
     "out of memory",
@@ -46,6 +49,10 @@ def audit_row(name: str, settings: Settings) -> dict[str, Any]:
         )
         row |= {"parameters": built.parameters, "input": [list(t.shape) for t in tensors(built.inputs)]}
         report = audit(built.model, built.inputs, built.target, settings.rules)
+        if report.passed and min(map(abs, report.share)) < _VISIBLE * report.tolerance and settings.dtype != "float64":
+            # An error in what is left for the pixels would be lost in the tolerance.
+            del built
+            return audit_row(name, replace(settings, dtype="float64")) | {"dtype": "float64"}
     except (torch.OutOfMemoryError, MemoryError) as error:
         row |= {"status": "memory", "reason": str(error)[:300]}
     except HilrpError as error:
@@ -57,7 +64,7 @@ def audit_row(name: str, settings: Settings) -> dict[str, Any]:
         kept = ("forward_difference", "residual", "leak", "share", "tolerance", "operations", "gates", "splits", "kept")
         row |= {"status": "pass" if report.passed else "fail"} | {key: found[key] for key in kept}
         reasons = [*report.problems, *([report.error] if report.error else [])]
-        row |= {"reason": " | ".join(reasons)[:600]} if reasons else {}
+        row |= {"reason": "; ".join(reasons)[:600]} if reasons else {}
     if row["status"] != "pass" and any(sign in row.get("reason", "") for sign in _MEMORY_SIGNS):
         row["status"] = "memory"
     return row | {"seconds": round(time.perf_counter() - began, 1)}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hilrp.errors import HilrpError, InputError
+from hilrp.errors import InputError
 from hilrp.verify import closure, equivariance, reduction, taxonomy, transfer
 from hilrp.verify.report import Realisation, Row, Section, VerifyReport
 
@@ -65,7 +65,7 @@ def _run(name: str, checkpoints: Path | None, images: Path | None, progress: Pro
     for label, check in _checks(name, checkpoints, images):
         try:
             found = list(check())
-        except HilrpError as error:
+        except Exception as error:  # whatever goes wrong in a check, the others are run and reported
             found = [Row(label, error=f"stopped by {type(error).__name__}: {error}")]
         rows += found
         if progress is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.audit import audit
-from hilrp.errors import InputError
+from hilrp.errors import HilrpError, UnavailableError
 from hilrp.loading import build, calibrate, randomise_constants
 from hilrp.verify.report import Realisation, Verdict
 
@@ -29,7 +29,7 @@ def _lxmert() -> tuple[nn.Module, Any, Callable[[Any], Tensor]]:
     try:
         import transformers
     except ModuleNotFoundError as error:
-        raise InputError("transformers is not installed. Install it with: pip install 'hilrp[hf]'") from error
+        raise UnavailableError("transformers is not installed. Install it with: pip install 'hilrp[hf]'") from error
     config = transformers.LxmertConfig(
         vocab_size=50, hidden_size=24, num_attention_heads=3, intermediate_size=48, num_qa_labels=5, l_layers=1,
         x_layers=2, r_layers=1, visual_feat_dim=16, max_position_embeddings=16,
@@ -55,6 +55,8 @@ def _grouped_query_eva() -> tuple[nn.Module, Any, None]:
     """Timm's Sapiens2 (grouped queries, rotary positions, RMS norms, SwiGLU), small, every block grouped."""
     import timm
 
+    if not timm.is_model("vit_base_patch16_sapiens2"):
+        raise UnavailableError(f"timm {timm.__version__} has no Sapiens2. Install a later version.")
     small = {"img_size": 64, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_kv_heads": 2, "global_pool": "avg"}
     return timm.create_model("vit_base_patch16_sapiens2", **small), torch.randn(2, 3, 64, 64), None
 
@@ -80,13 +82,15 @@ SOURCES: dict[str, Source] = {
 
 
 def realise(model: str) -> Realisation:
-    """Audits a model of `SOURCES` in float64. One whose library isn't installed is reported as not run."""
+    """Audits a model of `SOURCES` in float64. One that can't be had here is reported as not run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries' own
         try:
             network, inputs, target = _made(SOURCES[model])
-        except InputError as error:
+        except UnavailableError as error:
             return Realisation(model, "not run", remark=f"not run: {error}")
+        except HilrpError as error:
+            return Realisation(model, "failed", remark=str(error))
         report = audit(network, inputs, target)
     verdict: Verdict = "passed" if report.passed else "failed"
     remark = report.error or "; ".join(report.problems)
@@ -102,11 +106,16 @@ def joined(models: list[Realisation]) -> Realisation:
     return Realisation(
         ", ".join(each.model for each in models),
         verdict if run else "not run",
-        max((each.residual for each in run), default=math.nan),
-        max((each.leak for each in run), default=math.nan),
-        max((each.tolerance for each in run), default=math.nan),
+        _largest([each.residual for each in run]),
+        _largest([each.leak for each in run]),
+        _largest([each.tolerance for each in run]),
         "; ".join(each.remark for each in models if each.remark),
     )
+
+
+def _largest(values: list[float]) -> float:
+    """NaN if one is, or if there are none."""
+    return math.nan if not values or any(map(math.isnan, values)) else max(values)
 
 
 def _made(source: Source) -> tuple[nn.Module, Any, Any]:
