@@ -18,6 +18,13 @@ from hilrp.coverage.store import Settings, read_rows
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
+REMARK = """This page is made by `make coverage-page` from the rows in `docs/coverage/`, which `hilrp coverage` wrote:
+
+    hilrp coverage                                       # one model of each kind of every installed library
+    hilrp coverage timm --all --device cuda              # all of timm
+"""
+
+
 def _rounded(tree: Any) -> Any:
     """Numbers to three digits, which is more than anybody reads in them."""
     if isinstance(tree, dict):
@@ -41,4 +48,4 @@ if __name__ == "__main__":
     for path in sorted(rows.glob("*.jsonl")):
         requested = json.loads(path.with_suffix(".requested.json").read_text())
         runs.append((Settings.read(path.with_suffix(".settings.json")), with_missing(read_rows(path), requested)))
-    (DOCS / "coverage.md").write_text(markdown_page(runs))
+    (DOCS / "coverage.md").write_text(markdown_page(runs, REMARK))

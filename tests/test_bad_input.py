@@ -137,3 +137,9 @@ def test_running_out_of_memory_is_passed_on_as_it_is(error):
 
     with pytest.raises(error, match="no room"):
         hilrp.explain(Block(too_large).eval(), X, 0)
+
+
+def test_a_scripted_model():
+    model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).eval())
+    with raises(hilrp.ModelError, "TorchScript", "Python model"):
+        hilrp.explain(model, X, 0)

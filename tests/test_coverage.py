@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hilrp
 from blocks import raises
 from hilrp.cli import app
-from hilrp.coverage import Settings, Store, run, runner
+from hilrp.coverage import Settings, Store, run, runner, worker
 from hilrp.coverage.catalogue import catalogue, representatives
 from hilrp.coverage.memory import free_part, part_used_by
 from hilrp.coverage.report import markdown_page, with_missing
@@ -34,27 +34,25 @@ DOZEN = [
 ]  # fmt: skip
 
 
-def assert_passes(name: str, batch: int = 2) -> dict:
-    library = name.split("/")[0]
-    pytest.importorskip(library)
-    row = audit_row(name, Settings(batch=batch))
+def assert_sound(row: dict) -> None:
     assert row["status"] == "pass", row
-    unknown = [place for place in row["splits"] if judge(name, place) is None]
+    unknown = [place for place in row["splits"] if judge(row["name"], place) is None]
     assert not unknown, f"even splits that nobody has looked at: {unknown}"
-    return row
 
 
 @pytest.mark.parametrize("name", DOZEN)
 def test_a_representative_dozen(name):
-    assert_passes(name)
+    pytest.importorskip(name.split("/")[0])
+    assert_sound(audit_row(name, Settings()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for library in installed() if library != "torchvision" for name in catalogue(library)]
-)
-def test_one_model_of_each_kind(name):
-    assert_passes(name)
+@pytest.mark.parametrize("library", installed())
+def test_one_model_of_each_kind(library, tmp_path):
+    rows = run(catalogue(library), Store(tmp_path, Settings()))
+    assert {name: row.get("reason") for name, row in rows.items() if row["status"] != "pass"} == {}
+    for row in rows.values():
+        assert_sound(row)
 
 
 def test_efficient_channel_attention_is_a_gate():
@@ -211,6 +209,19 @@ def test_small_shares_are_seen_in_float64(tmp_path, monkeypatch):
     assert row["residual"] < 1e-12
 
 
+def test_a_model_that_only_runs_in_float32_is_marked(monkeypatch):
+    monkeypatch.setattr("hilrp.coverage.worker._VISIBLE", 1e6)
+    audited = worker._audited
+
+    def only_float32(name, settings):
+        return audited(name, settings) if settings.dtype == "float32" else {"name": name, "status": "error"}
+
+    monkeypatch.setattr(worker, "_audited", only_float32)
+    row = audit_row("timm/test_resnet", Settings(batch=1))
+    assert row["status"] == "pass"
+    assert row["unseen"]
+
+
 # The page -----------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +317,24 @@ def test_a_pattern_that_fits_no_model(tmp_path):
     assert "swim" in result.output
 
 
+def test_a_type_of_transformers_has_no_published_weights():
+    result = invoke("audit", "transformers/vit", "--pretrained")
+    assert result.exit_code == 2
+    assert "no published weights" in result.output
+
+
+def test_a_factorys_model_keeps_its_type_and_its_name(tmp_path, monkeypatch):
+    """The name ends in what rich would take for an emoji."""
+    (tmp_path / "halves.py").write_text("import timm\ndef bug(): return timm.create_model('test_vit').half()\n")
+    monkeypatch.chdir(tmp_path)
+    (facts,) = json.loads(invoke("audit", "halves:bug", "--json", "--batch", 1).stdout)
+    assert facts["dtype"] == "float16"
+    assert facts["inputs"] == [[1, 3, 160, 160]]
+    result = invoke("coverage", "halves:bug:", "-o", tmp_path / "out")
+    assert "halves:bug:" in result.output
+    assert result.exit_code == 1
+
+
 @pytest.mark.parametrize("options", [["--dtype", "int8"], ["--rules", "magic"], ["--device", "quantum"]])
 def test_audit_command_with_bad_options(options):
     result = invoke("audit", "test_vit", *options)
@@ -333,6 +362,7 @@ def test_verify_command():
     assert result.exit_code == 0, result.output
     for word in ("patch merging", "random compositions", "PASS"):
         assert word in result.output
+    assert invoke("verify", "equivariance", "--images", Path(__file__).parent).exit_code == 1
     found = json.loads(invoke("verify", "reduction", "--json").stdout)
     assert found["passed"]
     assert invoke("verify", "magic").exit_code == 2

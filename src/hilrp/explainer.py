@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from hilrp.checks import check_input, check_model, tolerance, zero_score
@@ -78,6 +79,10 @@ class Explainer:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError(
+                "The model is TorchScript, which can't be looked into. Explain the Python model that it was made of."
+            )
         if audit not in ("strict", "warn", "off"):
             raise InputError(f'audit={audit!r}: use "strict", "warn" or "off".')
         if reference is not None:

@@ -50,7 +50,7 @@ def build(
     name: str,
     *,
     pretrained: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     batch: int = 1,
     size: int | None = None,
@@ -63,7 +63,7 @@ def build(
             ``module:factory``, a function of yours that returns a model, or a model and its inputs, or a model, its
             inputs and a target.
         pretrained: Load the published weights (needs a connection, or the library's cache).
-        dtype: Of the weights and of the inputs.
+        dtype: Of the weights and of the inputs; by default float32, or what a factory returns.
         device: Where the model is built.
         batch: Number of samples.
         size: Side of the images, where the model's default isn't wanted.
@@ -75,10 +75,12 @@ def build(
         ('timm/test_vit', (2, 3, 160, 160))
     """
     on_device = torch.device(device)
+    dtype = torch.float32 if dtype is None and ":" not in name else dtype
     with torch.random.fork_rng([on_device] if on_device.type == "cuda" else []):  # the caller's chance is the caller's
         torch.manual_seed(seed)
         with on_device:
             full, recipe = _recipe(name, pretrained, size)
+        model = recipe.model.to(on_device, dtype).eval()
 
         def inputs_for(count: int) -> Any:
             torch.manual_seed(seed)
@@ -87,7 +89,6 @@ def build(
             )
 
         batch = batch if recipe.max_batch is None else min(batch, recipe.max_batch)
-        model = recipe.model.to(on_device, dtype).eval()
         if not pretrained and ":" not in full:
             _warm_up(full, model, inputs_for(max(batch, 2)))
         return Built(full, model, inputs_for(batch), recipe.target, pretrained)
@@ -102,7 +103,7 @@ def _warm_up(name: str, model: nn.Module, inputs: Any) -> None:
     except Exception as error:  # models complain in many ways
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
         raise InputError(
-            f"{name} raised {type(error).__name__} on an input of shape {shapes}: {error}. If it takes images of another size, give it (size=, --size)."
+            f"{name} raised {type(error).__name__} on an input of shape {shapes}: {str(error).rstrip('.')}. If it takes images of another size, give it (size=, --size)."
         ) from error
 
 
@@ -222,7 +223,12 @@ def _from_factory(name: str) -> Recipe:
         raise InputError(
             f"{name} returned {type(made).__name__}; expected a torch.nn.Module, or (model, inputs), or (model, inputs, target)."
         )
-    inputs = rest[0] if rest else torch.randn(1, *getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224)))
-    if not tensors(inputs):
+    if rest and not tensors(rest[0]):
         raise InputError(f"{name}: the inputs that it returns hold no tensor.")
-    return Recipe(model, lambda batch: inputs, rest[1] if len(rest) > 1 else strongest)
+    kind = next((p.dtype for p in model.parameters()), torch.float32)
+    shape = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
+    return Recipe(
+        model,
+        lambda batch: rest[0] if rest else torch.randn(batch, *shape).to(kind),
+        rest[1] if len(rest) > 1 else strongest,
+    )

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="Explain the predictions of vision models.")
-console = Console()
-errors = Console(stderr=True)
+# Names of models may hold what looks like the code of an emoji.
+console = Console(emoji=False)
+errors = Console(stderr=True, emoji=False)
 
 
 def fail(error: Exception) -> typer.Exit:

@@ -18,13 +18,14 @@ from hilrp.errors import HilrpError, InputError
 from hilrp.loading import Built, build
 from hilrp.tree import tensors
 
-Precision = Annotated[str, typer.Option("--dtype", help="float64, float32, bfloat16 or float16.")]
+_TYPES = ("float64", "float32", "bfloat16", "float16")
+Precision = Annotated[str, typer.Option("--dtype", help=f"{', '.join(_TYPES)}.")]
 
 
 def precision(name: str) -> torch.dtype:
     """A floating-point type by its name."""
-    if name not in ("float64", "float32", "bfloat16", "float16"):
-        raise InputError(f"--dtype {name}: use float64, float32, bfloat16 or float16.")
+    if name not in _TYPES:
+        raise InputError(f"--dtype {name}: use one of {', '.join(_TYPES)}.")
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -45,13 +46,15 @@ def audit(
         list[str],
         typer.Argument(
             help="Models of timm, torchvision, transformers (a model type, a name on the hub, or a folder) or open_clip, with or without "
-            "'library/' before the name; or module:factory, a function of yours that returns a model, or (model, inputs[, target])."
+            "'library/' before the name; or module:factory, a function of yours that returns a model, or (model, inputs[, target]); its inputs are taken as they are."
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
     pretrained: Annotated[bool, typer.Option(help="Published weights instead of random ones.")] = False,
     rules: Annotated[str, typer.Option(help=f"One of {', '.join(hilrp.PRESETS)}.")] = "hilrp",
-    dtype: Precision = "float32",
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(_TYPES)}. Default: float32, or what a factory returns.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     batch: Annotated[int, typer.Option(min=1, help="Number of random images.")] = 2,
     size: Annotated[int | None, typer.Option(min=1, help="Side of the images, if not the model's default.")] = None,
@@ -63,7 +66,7 @@ def audit(
     found: list[dict[str, Any]] = []
     status = 0
     try:
-        kind = precision(dtype)
+        kind = precision(dtype) if dtype is not None else None
         check_device(device)
         hilrp.Rules.named(rules)
     except HilrpError as error:
@@ -82,28 +85,33 @@ def audit(
                 fail(error if isinstance(error, HilrpError) else InputError(f"{name}: {type(error).__name__}: {error}"))
             continue
         status = max(status, int(not report.passed))
-        found.append(_facts(built, dtype) | report.as_dict())
+        found.append(_facts(built) | report.as_dict())
         if not json:
-            _page(built, report, dtype)
+            _page(built, report)
     if json:
         print_json(found)
     raise typer.Exit(status)
 
 
-def _facts(built: Built, dtype: str) -> dict[str, Any]:
+def _facts(built: Built) -> dict[str, Any]:
     shapes = [list(t.shape) for t in tensors(built.inputs)]
-    weights = "published" if built.pretrained else "the factory's" if ":" in built.name else "random"
+    weights = "the factory's" if ":" in built.name else "published" if built.pretrained else "random"
+    dtype = str(next((t.dtype for t in tensors(built.inputs) if t.is_floating_point()), "")).removeprefix("torch.")
     return {"name": built.name, "parameters": built.parameters, "inputs": shapes, "weights": weights, "dtype": dtype}
 
 
-def _page(built: Built, report: AuditReport, dtype: str) -> None:
-    facts = _facts(built, dtype)
+def _page(built: Built, report: AuditReport) -> None:
+    facts = _facts(built)
+    weights = facts["weights"] + (" weights, biases and scales" if facts["weights"] == "random" else " weights")
     inputs = ", ".join(" x ".join(map(str, shape)) for shape in facts["inputs"])
     console.rule(f"[bold]{escape(built.name)}[/]", align="left")
     console.print(
-        f"{built.parameters / 1e6:.1f} M parameters, {facts['weights']} weights, {dtype}, input {inputs}",
+        f"{built.parameters / 1e6:.1f} M parameters, {weights}, {facts['dtype']}, input {inputs}",
         highlight=False,
     )
+    explained = (getattr(built.target, "__doc__", None) or "").strip().splitlines()
+    if explained:
+        console.print(f"explained: {escape(explained[0])}", highlight=False)
     if report.error is None:
         console.print(_operations(report))
         if report.gates or report.splits:
@@ -114,7 +122,10 @@ def _page(built: Built, report: AuditReport, dtype: str) -> None:
     for note, count in report.notes.items():
         if not note.startswith("even split"):
             console.print(f"note: {escape(note)} ({count} x)", highlight=False)
-    console.print("[bold green]PASS[/]" if report.passed else "[bold red]FAIL[/]", _verdict(report), "\n")
+    if report.passed and min(map(abs, report.share)) < 10 * report.tolerance:
+        console.print("note: so little arrives at the pixels that an error there would not show; use --dtype float64")
+    verdict = "[bold green]PASS[/]" if report.passed else "[bold red]FAIL[/]"
+    console.print(verdict, "" if report.error else _verdict(report), "\n")
 
 
 def _operations(report: AuditReport) -> Table:
@@ -139,9 +150,9 @@ def _gates(name: str, report: AuditReport) -> Table:
 def _books(report: AuditReport) -> Table:
     table = Table("who kept it", *(f"sample {i}" for i in range(len(report.share))), title_justify="left")
     table.title = "Where the score went (shares of it)"
-    table.add_row("pixels", *(f"{share:.4f}" for share in report.share))
+    table.add_row("pixels", *(f"{share:.3g}" for share in report.share))
     for kind, shares in report.kept.items():
-        table.add_row(kind, *(f"{share:.4f}" for share in shares))
+        table.add_row(kind, *(f"{share:.3g}" for share in shares))
     return table
 
 

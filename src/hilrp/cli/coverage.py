@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hilrp.cli.app import app, console, fail, print_json
+from hilrp.cli.app import app, console, errors, fail, print_json
 from hilrp.cli.audit import Precision, check_device, precision
 from hilrp.errors import HilrpError, InputError
 from hilrp.loading import LIBRARIES, installed
@@ -75,19 +75,30 @@ def coverage(
     with Progress(*columns, console=console, transient=True, disable=json) as progress:
         task = progress.add_task("auditing", total=len(names))
         passed = Counter[bool]()
+        earlier = store.rows()
 
         def show(row: dict[str, Any]) -> None:
-            passed[row["status"] == "pass"] += 1
+            sound = row["status"] == "pass"
+            passed[sound] += 1
             progress.update(task, advance=1, description=f"{passed[True]} passed, {passed[False]} not")
-            if row["status"] != "pass" and not json:
-                progress.console.print(
-                    f"[red]{row['status']}[/] {row['name']}: {escape(row.get('reason', ''))}", highlight=False
-                )
+            # Without a terminal there is no bar: then each model has its line.
+            if not json and not (sound and console.is_terminal):
+                old = " (from an earlier run; --retry runs it again)" if earlier.get(row["name"]) == row else ""
+                colour = "green" if sound else "red"
+                text = f"[{colour}]{row['status']}[/] {escape(row['name'])} {escape(row.get('reason', ''))}{old if not sound else ''}"
+                progress.console.print(text, highlight=False)
 
-        rows = run(names, store, jobs, timeout, retry, show)
+        try:
+            rows = run(names, store, jobs, timeout, retry, show)
+        except KeyboardInterrupt:
+            done = len([name for name in names if name in store.rows()])
+            message = f"interrupted: {done} of {len(names)} done, rows in {store.folder}. The same command goes on from there."
+            errors.print(message, highlight=False)
+            raise typer.Exit(130) from None
     if markdown is not None:
         markdown.parent.mkdir(parents=True, exist_ok=True)
         markdown.write_text(markdown_page([(store.settings, list(rows.values()))]))
+        errors.print(f"Page in {markdown}", highlight=False)
     if json:
         print_json(list(rows.values()))
     else:
@@ -97,10 +108,15 @@ def coverage(
 
 
 def _summary(rows: dict[str, dict[str, Any]]) -> Table:
+    from hilrp.coverage.report import library_of
+
     table = Table("library", "models", "passed", "with even splits", "largest residual", "largest leak")
-    for library in dict.fromkeys(name.split("/")[0] for name in rows):
-        own = [row for name, row in rows.items() if name.startswith(f"{library}/")]
+    for library in dict.fromkeys(map(library_of, rows.values())):
+        own = [row for row in rows.values() if library_of(row) == library]
         sound = [row for row in own if row["status"] == "pass"]
-        worst = [f"{max((row[key] for row in sound), default=float('nan')):.1e}" for key in ("residual", "leak")]
+        worst = []
+        for key in ("residual", "leak"):
+            found = [row[key] for row in own if row.get(key) is not None]
+            worst.append(f"{max(found):.1e}" if found else "-")
         table.add_row(library, str(len(own)), str(len(sound)), str(sum(bool(row["splits"]) for row in sound)), *worst)
     return table

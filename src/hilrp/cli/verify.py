@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hilrp.audit import SHORT_NAMES
 from hilrp.cli.app import app, console, fail, print_json
 from hilrp.errors import InputError
 
@@ -45,7 +44,7 @@ def verify(
 ) -> None:
     """Checks the theory to machine precision: attention, resolution reduction, closure, equivariance.
 
-    The exit status is 1 if a check fails.
+    The exit status is 1 if a check fails, or if the folders that were given lack something.
     """
     from hilrp.verify import verify as run_checks  # imports timm: seconds that the other commands don't need
 
@@ -62,7 +61,9 @@ def verify(
         print_json(report.as_dict())
     else:
         _show(report)
-    raise typer.Exit(int(not report.passed))
+    given = checkpoints is not None or images is not None
+    missing = given and any(row.missing for section in report.sections for row in section.rows)
+    raise typer.Exit(int(not report.passed or missing))
 
 
 def _show(report: VerifyReport) -> None:
@@ -83,24 +84,24 @@ def _show(report: VerifyReport) -> None:
 
 def _taxonomy(section: Section) -> list[Table]:
     """As the paper's table: primitives, errors, and where the mechanism is found in a real architecture."""
-    kinds = list(SHORT_NAMES.values())[:4]
-    table = _table(
-        section, "attention", *kinds, "conservation", "leak", "relevance", "verdict", "on a real architecture"
-    )
-    notes: list[str] = []
+    wide = console.width >= 120
+    table = _table(section, "attention", "primitives", "conservation", "leak", "relevance", "verdict")
+    real = table if wide else Table("attention", title="On real architectures", title_justify="left")
+    real.add_column("on a real architecture")
     for row in section.rows:
-        marks = ("✓" if kind in row.primitives else "" for kind in kinds)
         errors = (f"{row.errors[name]:.0e}" if name in row.errors else "" for name in ("residual", "leak", "relevance"))
-        note = ""
-        if row.remark:
-            notes.append(row.remark)
-            note = f" [dim]({len(notes)})[/]"
-        table.add_row(row.name + note, *marks, *errors, _verdict(row), _realised(row))
-    table.caption = (
-        "Errors are relative, in float64; bounds 1e-11 for conservation and leak, 1e-10 for relevance against a textbook on "
-        "explicit matrices. " + " ".join(f"({number}) {note}." for number, note in enumerate(notes, 1))
+        cells = (row.name, " ".join(row.primitives), *errors, _verdict(row))
+        table.add_row(*cells, *([_realised(row)] if wide else []))
+        if not wide:
+            real.add_row(row.name, _realised(row))
+    remarks = [f"{row.name}: {row.remark}." for row in section.rows if row.remark]
+    real.caption = "\n".join(
+        [
+            "Errors are relative, in float64; bounds 1e-11 (conservation, leak) and 1e-10 (relevance, against a textbook on explicit matrices).",
+            *remarks,
+        ]
     )
-    return [table]
+    return [table] if wide else [table, real]
 
 
 def _realised(row: Row) -> str:
@@ -121,7 +122,9 @@ def _equivariance(section: Section) -> list[Table]:
     tables = _numbers(replace(section, rows=[row for row in section.rows if row not in measured]))
     if measured:
         names = [name for name in measured[0].errors if not name.endswith("±")]
-        table = Table("measured on real weights", *names, title_justify="left", caption_justify="left")
+        table = Table(
+            "measured on real weights, mean ± deviation", *names, title_justify="left", caption_justify="left"
+        )
         for row in measured:
             table.add_row(
                 row.name.removeprefix("transfer, "),
@@ -142,8 +145,8 @@ def _numbers(section: Section) -> list[Table]:
             continue
         numbers = []
         for name, value in row.errors.items():
-            bound = f" ≤ {row.bounds[name]:.0e}" if name in row.bounds else ""
-            bound = f" ≥ {row.at_least[name]:.0e}" if name in row.at_least else bound
+            bound = f" ≤ {row.bounds[name]:g}" if name in row.bounds else ""
+            bound = f" ≥ {row.at_least[name]:g}" if name in row.at_least else bound
             numbers.append(f"{name} {value:.2g}{bound}")
         table.add_row(row.name, "\n".join(numbers), _verdict(row))
     return [table]

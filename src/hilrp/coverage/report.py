@@ -20,17 +20,14 @@ for bit, its books must close (*residual*), no operation may keep relevance that
 operation may be without a rule. *Share* is the pixels' part of the score. Parameters that a fresh model has all alike (biases of zero,
 branches that start at zero) have random values, and layers and batch normalisations are scaled to the signal, so that relevance
 arrives at the pixels. Where their share is all the same less than ten times the tolerance (1e-4 in float32), so that an error in it
-would be lost, the model is audited in float64 instead (tolerance 1e-10; marked). This page is made by `make coverage-page` from the
-rows in `docs/coverage/`, which `hilrp coverage` wrote:
-
-    hilrp coverage                                       # one model of each kind of every installed library
-    hilrp coverage timm --all --device cuda              # all of timm
+would be lost, the model is audited in float64 instead (tolerance 1e-10; marked), or, if it can't run in float64, marked with a star:
+of those rows the books of the pixels say little.
 """
 
 
-def markdown_page(runs: Sequence[Run]) -> str:
+def markdown_page(runs: Sequence[Run], remark: str = "") -> str:
     """A page with a summary, what did not pass, the even splits with what was said of them, and all rows."""
-    parts = [_INTRODUCTION, _summary(runs), _failures(runs), _splits(runs)]
+    parts = [_INTRODUCTION, remark, _summary(runs), _failures(runs), _splits(runs)]
     parts += [_details(settings, rows) for settings, rows in runs]
     return "\n".join(parts)
 
@@ -40,17 +37,17 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _library(row: Row) -> str:
+def library_of(row: Row) -> str:
     """The part of the name before the slash; a factory's model is of no library."""
     return row["name"].split("/")[0] if ":" not in row["name"] else "own"
 
 
 def _libraries(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(map(_library, rows)))
+    return list(dict.fromkeys(map(library_of, rows)))
 
 
 def _of(rows: list[Row], library: str) -> list[Row]:
-    return [row for row in rows if _library(row) == library]
+    return [row for row in rows if library_of(row) == library]
 
 
 #: The status of a model that was asked for and not reached.
@@ -90,7 +87,7 @@ def _together(runs: Sequence[Run]) -> str:
     """How many different models were run, and passed wherever they were."""
     verdicts: dict[str, dict[str, set[str]]] = {}
     for row in (row for _, rows in runs for row in rows):
-        verdicts.setdefault(_library(row), {}).setdefault(row["name"], set()).add(row["status"])
+        verdicts.setdefault(library_of(row), {}).setdefault(row["name"], set()).add(row["status"])
     counts = []
     for library, models in verdicts.items():
         sound = sum(found - {NOT_RUN} == {"pass"} for found in models.values())
@@ -134,7 +131,7 @@ def _splits(runs: Sequence[Run]) -> str:
     ]
     text = (
         "## Even splits\n\nIn a product of two factors that depend on the input, the one that is less of a gate carries the relevance "
-        "(see [engine.md](engine.md)). Where neither is, they share evenly. All products in the runs above where that happened:\n\n"
+        "(see docs/engine.md). Where neither is, they share evenly. All products in the runs above where that happened:\n\n"
     )
     return text + _table(("product", "models", "why it is split"), lines)
 
@@ -159,14 +156,16 @@ _COLUMNS = ("parameters", "input", "verdict", "forward difference", "residual", 
 
 
 def _cells(row: Row) -> list[str]:
-    name = f"`{row['name'].removeprefix(_library(row) + '/')}`"
+    name = f"`{row['name'].removeprefix(library_of(row) + '/')}`"
     size = f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else ""
     shape = "x".join(map(str, row["input"][0])) if row.get("input") else ""
     figures = [f"{row[key]:.0e}" if row.get(key) else "0" for key in ("forward_difference", "residual", "leak")]
     if row["status"] != "pass" and row.get("residual") is None:
         figures = ["", "", ""]
     share = f"{row['share'][0]:.2g}" if row.get("share") else ""
-    verdict = row["status"] + (" (float64)" if row.get("dtype") == "float64" else "")
+    verdict = (
+        row["status"] + (" (float64)" if row.get("dtype") == "float64" else "") + (" *" if row.get("unseen") else "")
+    )
     found = row.get("operations") or {}
     counts = (f"{short} {sum(found[name].values())}" for name, short in SHORT_NAMES.items() if name in found)
     splits = str(sum((row.get("splits") or {}).values()) or "")

@@ -32,10 +32,23 @@ _MEMORY_SIGNS = (
 def audit_row(name: str, settings: Settings) -> dict[str, Any]:
     """The row of one model: its verdict (``status``), its figures, and why it fails if it does.
 
+    Where the pixels' share is so small that an error in it would be lost in the tolerance, the model is audited in float64,
+    if it runs in that type.
+
     Example:
         >>> audit_row("timm/test_vit", Settings(batch=1))["status"]
         'pass'
     """
+    row = _audited(name, settings)
+    if row["status"] != "pass" or min(map(abs, row["share"])) >= _VISIBLE * row["tolerance"]:
+        return row
+    closer = _audited(name, replace(settings, dtype="float64"))
+    if closer["status"] in ("pass", "fail"):
+        return closer | {"dtype": "float64", "seconds": row["seconds"] + closer["seconds"]}
+    return row | {"unseen": True}
+
+
+def _audited(name: str, settings: Settings) -> dict[str, Any]:
     began = time.perf_counter()
     row: dict[str, Any] = {"name": name}
     if settings.device != "cpu":
@@ -49,10 +62,6 @@ def audit_row(name: str, settings: Settings) -> dict[str, Any]:
         )
         row |= {"parameters": built.parameters, "input": [list(t.shape) for t in tensors(built.inputs)]}
         report = audit(built.model, built.inputs, built.target, settings.rules)
-        if report.passed and min(map(abs, report.share)) < _VISIBLE * report.tolerance and settings.dtype != "float64":
-            # An error in what is left for the pixels would be lost in the tolerance.
-            del built
-            return audit_row(name, replace(settings, dtype="float64")) | {"dtype": "float64"}
     except (torch.OutOfMemoryError, MemoryError) as error:
         row |= {"status": "memory", "reason": str(error)[:300]}
     except HilrpError as error:

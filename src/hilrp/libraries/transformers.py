@@ -150,6 +150,11 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
         config = kind.config_class(**options)
         inputs = keyword("pixel_values", images(small.size), **small.constants)
         return Recipe(kind(config), inputs, small.target, small.max_batch)
+    if name in transformers.CONFIG_MAPPING and pretrained:
+        raise InputError(
+            f"transformers/{name} is a type of model, which has no published weights. Name a model of the hub, transformers/owner/name, or "
+            "a folder with a saved one."
+        )
     if name in transformers.CONFIG_MAPPING:
         model = _from(transformers.AutoConfig.for_model(name))
     else:

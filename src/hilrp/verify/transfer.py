@@ -118,7 +118,9 @@ def _load(
     from safetensors.torch import load_file
 
     if images is None:
-        raise InputError("give a folder of photographs with an index.json (images), and the weights' folder if offline")
+        raise InputError(
+            "give a folder of photographs with an index.json (--images), and that of the weights if offline (--checkpoints)"
+        )
     if not (images / "index.json").is_file():
         raise InputError(f'there is no index.json in {images}: a list of {{"file": name}} for the photographs')
     if checkpoints is None:
