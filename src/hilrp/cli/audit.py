@@ -12,7 +12,7 @@ from rich.table import Table
 
 import hilrp
 from hilrp.audit import AuditReport
-from hilrp.cli.app import app, console, fail, print_json
+from hilrp.cli.base import app, console, fail, print_json
 from hilrp.coverage.splits import judge
 from hilrp.errors import HilrpError, InputError
 from hilrp.loading import Built, build

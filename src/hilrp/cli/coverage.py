@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hilrp.cli.app import app, console, errors, fail, print_json
 from hilrp.cli.audit import Precision, check_device, precision
+from hilrp.cli.base import app, console, errors, fail, print_json
 from hilrp.errors import HilrpError, InputError
 from hilrp.loading import LIBRARIES, installed
 

@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from hilrp.cli.app import app, console
+from hilrp.cli.base import app, console
 
 
 @app.command()

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 import hilrp
-from hilrp.cli.app import app, console, fail
+from hilrp.cli.base import app, console, fail
 from hilrp.errors import HilrpError, InputError
 
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hilrp.cli.app import app, console, fail, print_json
+from hilrp.cli.base import app, console, fail, print_json
 from hilrp.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,11 +85,19 @@ def _show(report: VerifyReport) -> None:
 def _taxonomy(section: Section) -> list[Table]:
     """As the paper's table: primitives, errors, and where the mechanism is found in a real architecture."""
     wide = console.width >= 120
-    table = _table(section, "attention", "primitives", "conservation", "leak", "relevance", "verdict")
-    real = table if wide else Table("attention", title="On real architectures", title_justify="left")
+    shown = ("residual", "leak", "relevance") if wide else ("residual", "relevance")
+    table = _table(section)
+    table.add_column("attention", no_wrap=True)
+    for name in ("primitives", "conservation", *shown[1:], "verdict"):
+        table.add_column(name)
+    real = (
+        table
+        if wide
+        else Table("attention", title="On real architectures", title_justify="left", caption_justify="left")
+    )
     real.add_column("on a real architecture")
     for row in section.rows:
-        errors = (f"{row.errors[name]:.0e}" if name in row.errors else "" for name in ("residual", "leak", "relevance"))
+        errors = (f"{row.errors[name]:.0e}" if name in row.errors else "" for name in shown)
         cells = (row.name, " ".join(row.primitives), *errors, _verdict(row))
         table.add_row(*cells, *([_realised(row)] if wide else []))
         if not wide:
