@@ -20,7 +20,7 @@ class Judgement(NamedTuple):
 
 JUDGEMENTS = (
     Judgement(
-        r"^(timm|transformers)/", r"^mul in (.*\.)?(blocks|layers?)\.\*\.mlp(_channels)?$",
+        r"^(timm|transformers|open_clip)/", r"^mul in (.*\.)?(blocks|layers?)\.\*\.mlp(_channels)?$",
         "gated MLP, `silu(a) * b` or `gelu(a) * b` (SwiGLU, GEGLU)",
         "Both factors are linear in the same token, so that either choice gives the token the same sum, up to what biases keep: the "
         "split moves relevance between channels, not between places. Neither is bounded or non-negative as a gate is; AttnLRP "
@@ -38,7 +38,7 @@ JUDGEMENTS = (
         "leave its token; alone, the token itself would have none.",
     ),
     Judgement(
-        r"^timm/mambaout", r"^mul in stages\.\*\.blocks\.\*$",
+        r"^timm/(test_)?mambaout", r"^mul in stages\.\*\.blocks\.\*$",
         "gated convolution, `gelu(g) * [i, conv(c)]` (MambaOut)",
         "A gated MLP whose second factor reads a 7 x 7 neighbourhood: half stays at the place, half goes to the neighbourhood. Neither "
         "is bounded.",
