@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -87,6 +89,7 @@ def zoo(tmp_path, monkeypatch):
         "def killed(): os.kill(os.getpid(), signal.SIGKILL)\n"
         "def hang(): time.sleep(600)\n"
         "def large(): raise MemoryError\n"
+        "def noted_hang(): open('pid', 'w').write(str(os.getpid())); time.sleep(600)\n"
         "def lasting(): time.sleep(4); return good()\n"
         "def slow(): time.sleep(30)\n"
     )
@@ -136,6 +139,23 @@ def test_a_run_goes_on_where_it_was_stopped(zoo, tmp_path):
     again = run(names, store, jobs=1, retry=True)
     assert again[names[0]] == first
     assert len(list(read_rows(tmp_path / "out" / "results.jsonl"))) == 5
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_killed_leaves_nobody_behind(zoo, tmp_path, sign):
+    command = [sys.executable, "-m", "hilrp.cli", "coverage", *zoo("noted_hang"), "-o", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    noted = tmp_path / "pid"
+    deadline = time.monotonic() + 90
+    while not (noted.exists() and noted.read_text()):
+        assert time.monotonic() < deadline, "the worker did not start"
+        time.sleep(0.2)
+    process.send_signal(sign)
+    process.wait(30)
+    worker_process = Path(f"/proc/{noted.read_text()}")
+    while worker_process.exists() and "Z" not in worker_process.joinpath("stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the worker goes on"
+        time.sleep(0.2)
 
 
 def test_results_of_other_settings_are_not_mixed(tmp_path):

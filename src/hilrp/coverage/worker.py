@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
 import time
 import warnings
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -79,8 +81,17 @@ def _audited(name: str, settings: Settings) -> dict[str, Any]:
     return row | {"seconds": round(time.perf_counter() - began, 1)}
 
 
+def _end_with_parent() -> None:
+    """A run that was killed leaves nobody behind who goes on computing."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
 def main(name: str, settings: Settings, threads: int, results: Connection) -> None:
     """Audits in this process and sends the row."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # What libraries print belongs to nobody here; what goes wrong is in the row.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
