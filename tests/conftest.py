@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,30 @@ def swin() -> torch.nn.Module:
 def x() -> torch.Tensor:
     """Three images of 64 x 64."""
     return torch.randn(3, 3, 64, 64)
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """Factories of models that pass, fail, crash, hang and eat memory."""
+    (tmp_path / "zoo_of_trouble.py").write_text(
+        "import os, signal, time, torch\n"
+        "X = torch.ones(1, 3, 4, 4)\n"
+        "def good(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)), X\n"
+        "class Odd(torch.nn.Module):\n"
+        "    def forward(self, x): return torch.special.i0(x).flatten(1)\n"
+        "def odd(): return Odd(), X\n"
+        "def broken(): raise RuntimeError('no such layer')\n"
+        "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "def killed(): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def hang(): time.sleep(600)\n"
+        "def large(): raise MemoryError\n"
+        "def noted_hang(): open('pid', 'w').write(str(os.getpid())); time.sleep(600)\n"
+        "def lasting(): time.sleep(4); return good()\n"
+        "def slow(): time.sleep(30)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return lambda *names: [f"zoo_of_trouble:{name}" for name in names]
 
 
 def shared(*parts: str) -> Path:

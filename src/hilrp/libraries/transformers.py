@@ -26,7 +26,6 @@ class Small(NamedTuple):
     size: int = 64
     target: Callable[[Any], Tensor] = strongest
     constants: dict[str, Tensor] = {}  # noqa: RUF012 (a NamedTuple's default is shared, and never written to)
-    max_batch: int | None = None
 
 
 _VIT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
@@ -149,7 +148,7 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
         options = small.options if small.model in _WITHOUT_LABELS else {"num_labels": 5} | small.options
         config = kind.config_class(**options)
         inputs = keyword("pixel_values", images(small.size), **small.constants)
-        return Recipe(kind(config), inputs, small.target, small.max_batch)
+        return Recipe(kind(config), inputs, small.target)
     if name in transformers.CONFIG_MAPPING and pretrained:
         raise InputError(
             f"transformers/{name} is a type of model, which has no published weights. Name a model of the hub, transformers/owner/name, or "
