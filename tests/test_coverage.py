@@ -195,7 +195,7 @@ def test_room_for_another_model(tmp_path, monkeypatch):
 def test_small_shares_are_seen_in_float64(tmp_path, monkeypatch):
     """Where an error in the pixels' share would be lost in float32's tolerance, the audit is repeated in float64."""
     assert "dtype" not in audit_row("timm/test_resnet", Settings(batch=1))
-    monkeypatch.setattr("hilrp.coverage.worker._VISIBLE", 1e6)
+    monkeypatch.setattr(sys.modules["hilrp.audit"], "VISIBLE", 1e6)
     row = audit_row("timm/test_resnet", Settings(batch=1))
     assert row["status"] == "pass"
     assert row["dtype"] == "float64"
@@ -203,7 +203,7 @@ def test_small_shares_are_seen_in_float64(tmp_path, monkeypatch):
 
 
 def test_a_model_that_only_runs_in_float32_is_marked(monkeypatch):
-    monkeypatch.setattr("hilrp.coverage.worker._VISIBLE", 1e6)
+    monkeypatch.setattr(sys.modules["hilrp.audit"], "VISIBLE", 1e6)
     audited = worker._audited
 
     def only_float32(name, settings):

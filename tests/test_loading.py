@@ -29,6 +29,7 @@ def test_a_name_is_found_in_its_library(name, full):
         ("nowhere:make", ["nowhere", "importable"]),
         ("math:pi_", ["pi_", "function"]),
         ("transformers/vit@", ["no model"]),
+        ("timm/owner/resnet18", ["no model of that name in timm"]),
         ("tim/resnet18", ["tim is none of the libraries", "timm"]),
     ],
 )

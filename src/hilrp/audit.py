@@ -24,6 +24,9 @@ from hilrp.tree import jsonable, map_tensors, tensors
 #: The names of the primitives and the paper's short forms, in its order.
 SHORT_NAMES = {"linear": "lin", "bilinear": "bil", "normalisation": "nrm", "reindexing": "idx", "recurrence": "rec"}
 
+#: How many times the tolerance the pixels' share must be for the books to say something about it.
+VISIBLE = 10
+
 
 @dataclass(frozen=True)
 class AuditReport:
@@ -62,6 +65,11 @@ class AuditReport:
         return sound and self.residual <= self.tolerance and self.leak <= self.tolerance
 
     @property
+    def visible(self) -> bool:
+        """Whether the pixels' share is so large that an error in it would show beside the tolerance."""
+        return bool(self.share) and min(map(abs, self.share)) >= VISIBLE * self.tolerance
+
+    @property
     def splits(self) -> dict[str, int]:
         """The even splits, modules of the same name in different blocks taken together.
 
@@ -78,7 +86,7 @@ class AuditReport:
     def as_dict(self) -> dict[str, Any]:
         """The report for machines: fields and verdict, with ``None`` for figures that aren't there."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        found |= {"passed": self.passed, "splits": self.splits}
+        found |= {"passed": self.passed, "visible": self.visible, "splits": self.splits}
         plain: dict[str, Any] = jsonable(found)
         return plain
 

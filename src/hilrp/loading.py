@@ -192,7 +192,7 @@ def _recipe(name: str, pretrained: bool, size: int | None) -> tuple[str, Recipe]
         return name, _from_factory(name)
     prefix, _, rest = name.partition("/")
     wanted, rest = ([prefix], rest) if prefix in LIBRARIES else (installed(), name)
-    if "/" in rest and wanted != ["transformers"] and not os.path.isdir(rest):
+    if "/" in rest and prefix not in LIBRARIES and not os.path.isdir(rest):
         raise UnavailableError(
             f"{name}: {prefix} is none of the libraries {', '.join(LIBRARIES)}. For a model of the hub, write transformers/{name}."
         )

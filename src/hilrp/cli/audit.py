@@ -122,7 +122,7 @@ def _page(built: Built, report: AuditReport) -> None:
     for note, count in report.notes.items():
         if not note.startswith("even split"):
             console.print(f"note: {escape(note)} ({count} x)", highlight=False)
-    if report.passed and min(map(abs, report.share)) < 10 * report.tolerance:
+    if report.passed and not report.visible:
         console.print("note: so little arrives at the pixels that an error there would not show; use --dtype float64")
     verdict = "[bold green]PASS[/]" if report.passed else "[bold red]FAIL[/]"
     console.print(verdict, "" if report.error else _verdict(report), "\n")

@@ -96,8 +96,11 @@ def coverage(
             errors.print(message, highlight=False)
             raise typer.Exit(130) from None
     if markdown is not None:
-        markdown.parent.mkdir(parents=True, exist_ok=True)
-        markdown.write_text(markdown_page([(store.settings, list(rows.values()))]))
+        try:
+            markdown.parent.mkdir(parents=True, exist_ok=True)
+            markdown.write_text(markdown_page([(store.settings, list(rows.values()))]))
+        except OSError as error:
+            raise fail(InputError(f"--markdown {markdown}: {error}. The rows are in {store.folder}.")) from None
         errors.print(f"Page in {markdown}", highlight=False)
     if json:
         print_json(list(rows.values()))
@@ -108,15 +111,9 @@ def coverage(
 
 
 def _summary(rows: dict[str, dict[str, Any]]) -> Table:
-    from hilrp.coverage.report import library_of
+    from hilrp.coverage.report import by_library, totals
 
     table = Table("library", "models", "passed", "with even splits", "largest residual", "largest leak")
-    for library in dict.fromkeys(map(library_of, rows.values())):
-        own = [row for row in rows.values() if library_of(row) == library]
-        sound = [row for row in own if row["status"] == "pass"]
-        worst = []
-        for key in ("residual", "leak"):
-            found = [row[key] for row in own if row.get(key) is not None]
-            worst.append(f"{max(found):.1e}" if found else "-")
-        table.add_row(library, str(len(own)), str(len(sound)), str(sum(bool(row["splits"]) for row in sound)), *worst)
+    for library, own in by_library(rows.values()).items():
+        table.add_row(library, *totals(own))
     return table

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 import hilrp
@@ -39,7 +40,7 @@ def explain(
             found.save(output / _name(path, images))
         except (HilrpError, OSError) as error:
             failed += 1
-            console.print(f"[red]{path}[/]: {error}", highlight=False)
+            console.print(f"[red]{escape(str(path))}[/]: {escape(str(error))}", highlight=False)
             continue
         assert found.target is not None
         ledger = found.ledger

@@ -42,14 +42,6 @@ def library_of(row: Row) -> str:
     return row["name"].split("/")[0] if ":" not in row["name"] else "own"
 
 
-def _libraries(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(map(library_of, rows)))
-
-
-def _of(rows: list[Row], library: str) -> list[Row]:
-    return [row for row in rows if library_of(row) == library]
-
-
 #: The status of a model that was asked for and not reached.
 NOT_RUN = "not run"
 
@@ -69,16 +61,31 @@ def _version(settings: Settings, library: str) -> str:
     return settings.versions.get("open_clip_torch" if library == "open_clip" else library, "")
 
 
+def totals(rows: list[Row]) -> list[str]:
+    """How many models there are, passed, and have an even split; the largest residual and leak of all, passed or not."""
+    sound = [row for row in rows if row["status"] == "pass"]
+    worst = []
+    for key in ("residual", "leak"):
+        found = [row[key] for row in rows if row.get(key) is not None]
+        worst.append(f"{max(found):.0e}" if found else "-")
+    return [str(len(rows)), str(len(sound)), str(sum(bool(row["splits"]) for row in sound)), *worst]
+
+
+def by_library(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of each library."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(library_of(row), []).append(row)
+    return found
+
+
 def _summary(runs: Sequence[Run]) -> str:
     lines = []
     for settings, rows in runs:
-        for library in _libraries(rows):
-            own = _of(rows, library)
-            sound = [row for row in own if row["status"] == "pass"]
-            worst = (f"{max((row[key] for row in sound), default=float('nan')):.0e}" for key in ("residual", "leak"))
-            split = sum(bool(row["splits"]) for row in sound)
-            passed = f"**{len(sound)} of {len(own)}**"
-            lines.append([f"{library} {_version(settings, library)}", _setting(settings), passed, *worst, str(split)])
+        for library, own in by_library(rows).items():
+            models, passed, split, *worst = totals(own)
+            name = f"{library} {_version(settings, library)}"
+            lines.append([name, _setting(settings), f"**{passed} of {models}**", *worst, split])
     head = ("library", "how", "pass", "largest residual", "largest leak", "with an even split")
     return "## Summary\n\n" + _table(head, lines) + f"\n{_together(runs)}\n"
 
@@ -139,9 +146,10 @@ def _splits(runs: Sequence[Run]) -> str:
 def _details(settings: Settings, rows: list[Row]) -> str:
     parts = []
     modules = {f"timm/{name}": module for module, name in representatives().items()}
-    for library in _libraries(rows):
-        own = sorted(_of(rows, library), key=lambda row: row["name"])
-        title = f"## {library} {_version(settings, library)}, {len(own)} models: {_setting(settings)}\n\n"
+    code = f"code {settings.source}" if settings.source else "state of the code not recorded"
+    for library, found in by_library(rows).items():
+        own = sorted(found, key=lambda row: row["name"])
+        title = f"## {library} {_version(settings, library)}, {len(own)} models: {_setting(settings)}, {code}\n\n"
         by_module = library == "timm" and all(row["name"] in modules for row in own)
         table = _table(
             ("module", "model", *_COLUMNS) if by_module else ("model", *_COLUMNS),
