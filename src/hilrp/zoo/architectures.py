@@ -1,0 +1,136 @@
+"""The zoo's architectures: timm's own classes, made small, for scenes of 128 x 128 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hilrp.scenes import CLASSES
+
+SIZE = 128
+_COMMON: dict[str, Any] = {"num_classes": len(CLASSES)}
+_SIZED = _COMMON | {"img_size": SIZE}
+_FLAT = _SIZED | {"patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4}
+
+
+def _resnet() -> nn.Module:
+    from timm.models.resnet import BasicBlock, ResNet
+
+    return ResNet(BasicBlock, (2, 2, 2, 2), channels=(20, 40, 80, 128), stem_width=16, **_COMMON)  # type: ignore[arg-type]
+
+
+def _convnext() -> nn.Module:
+    from timm.models.convnext import ConvNeXt
+
+    return ConvNeXt(depths=(2, 2, 4, 2), dims=(32, 64, 96, 160), ls_init_value=0.1, **_COMMON)
+
+
+def _vit() -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(**_FLAT)
+
+
+def _deit() -> nn.Module:
+    from timm.models.deit import VisionTransformerDistilled
+
+    return VisionTransformerDistilled(**_FLAT)
+
+
+def _beit() -> nn.Module:
+    from timm.models.beit import Beit
+
+    return Beit(use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, head_init_scale=1.0, **_FLAT)
+
+
+def _swin() -> nn.Module:
+    from timm.models.swin_transformer import SwinTransformer
+
+    return SwinTransformer(
+        patch_size=4, embed_dim=32, depths=(2, 2, 2, 1), num_heads=(2, 4, 8, 8), window_size=4, drop_path_rate=0.0, **_SIZED
+    )
+
+
+def _pvt_v2() -> nn.Module:
+    from timm.models.pvt_v2 import PyramidVisionTransformerV2
+
+    return PyramidVisionTransformerV2(
+        depths=(2, 2, 2, 1), embed_dims=(32, 64, 128, 160), num_heads=(1, 2, 4, 5), mlp_ratios=(4, 4, 4, 4), **_COMMON
+    )
+
+
+def _mobilevitv2() -> nn.Module:
+    import timm
+
+    model: nn.Module = timm.create_model("mobilevitv2_050", **_COMMON)
+    return model
+
+
+def _efficientvit() -> nn.Module:
+    from timm.models.efficientvit_mit import EfficientVit
+
+    return EfficientVit(
+        widths=(8, 16, 32, 64, 128), depths=(1, 2, 2, 2, 2), head_dim=16, head_widths=(256, 256), **_COMMON
+    )
+
+
+def _maxvit() -> nn.Module:
+    from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitConvCfg, MaxxVitTransformerCfg
+
+    config = MaxxVitCfg(
+        embed_dim=(24, 40, 64, 96), depths=(1, 1, 2, 1), block_type=("M", "M", "M", "M"), stem_width=24,
+        conv_cfg=MaxxVitConvCfg(init_values=0.1),
+        transformer_cfg=MaxxVitTransformerCfg(dim_head=8, window_size=(4, 4), grid_size=(4, 4)),
+    )  # fmt: skip
+    return MaxxVit(config, **_SIZED)
+
+
+def _crossvit() -> nn.Module:
+    from timm.models.crossvit import CrossVit
+
+    return CrossVit(
+        img_scale=(1.0, 1.0), patch_size=(8, 16), embed_dim=(96, 128), depth=((1, 2, 0), (1, 2, 0)), num_heads=(4, 4), mlp_ratio=(3, 3, 1),
+        **_SIZED,
+    )  # fmt: skip
+
+
+def _tinyvit() -> nn.Module:
+    from timm.models.tiny_vit import TinyVit
+
+    return TinyVit(
+        embed_dims=(32, 48, 96, 128), depths=(1, 2, 4, 2), num_heads=(1, 3, 6, 8), window_sizes=(4, 4, 4, 4), drop_path_rate=0.0,
+        **_COMMON,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A family of the zoo.
+
+    Attributes:
+        title: What people call it.
+        make: A fresh model.
+    """
+
+    title: str
+    make: Callable[[], nn.Module]
+
+
+#: Name -> architecture.
+ARCHITECTURES = {
+    "resnet": Architecture("ResNet", _resnet),
+    "convnext": Architecture("ConvNeXt", _convnext),
+    "vit": Architecture("ViT", _vit),
+    "deit": Architecture("DeiT", _deit),
+    "beit": Architecture("BEiT", _beit),
+    "swin": Architecture("Swin", _swin),
+    "pvt_v2": Architecture("PVT-v2", _pvt_v2),
+    "mobilevitv2": Architecture("MobileViT-v2", _mobilevitv2),
+    "efficientvit": Architecture("EfficientViT", _efficientvit),
+    "maxvit": Architecture("MaxViT", _maxvit),
+    "crossvit": Architecture("CrossViT", _crossvit),
+    "tinyvit": Architecture("TinyViT", _tinyvit),
+}
