@@ -6,7 +6,7 @@ import pytest
 import timm
 from torch import nn
 
-from hilrp.loading import randomise_constants
+from hilrp.building import randomise_constants
 
 
 def randomised(model: nn.Module) -> nn.Module:

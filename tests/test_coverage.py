@@ -21,7 +21,7 @@ from hilrp.coverage.report import markdown_page, with_missing
 from hilrp.coverage.splits import judge
 from hilrp.coverage.store import read_rows
 from hilrp.coverage.worker import audit_row
-from hilrp.loading import installed
+from hilrp.names import installed
 
 #: One of each kind that is out of the ordinary; what the names don't say is in brackets.
 DOZEN = [

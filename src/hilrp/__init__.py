@@ -10,8 +10,11 @@ from hilrp.errors import AuditError, AuditWarning, BooksError, HilrpError, Input
 from hilrp.explainer import Explainer, explain
 from hilrp.explanation import Explanation
 from hilrp.ledger import Ledger
+from hilrp.libraries.loaded import Loaded
+from hilrp.loading import load
 from hilrp.registry import register
 from hilrp.rules import PRESETS, Rules
+from hilrp.verdicts import Verdict
 
 __version__ = "0.1.0"
 
@@ -26,11 +29,14 @@ __all__ = [
     "HilrpError",
     "InputError",
     "Ledger",
+    "Loaded",
     "ModelError",
     "Rules",
     "TargetError",
+    "Verdict",
     "audit",
     "explain",
+    "load",
     "register",
     "targets",
 ]

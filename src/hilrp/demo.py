@@ -1,110 +1,147 @@
-"""The demonstration: trains a small hierarchical model on shapes whose place is known, and explains it.
+"""The demonstration: every family of the zoo explains the same scenes, and the maps are checked against the truth.
 
-It needs no download: pictures are drawn on the fly, and training takes about a minute on two cores. Since the
-place of each shape is known, the maps can be checked and not only looked at.
+It needs no download: the models come with the package, and the scenes are drawn on the fly. Since each class has a region
+of its own in a scene, one picture is explained for two classes, and the map has to move.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from PIL import Image
+from torch import Tensor
 
-from hilrp.audit import AuditReport, audit
-from hilrp.explainer import explain
+from hilrp.explainer import Explainer
 from hilrp.explanation import Explanation
+from hilrp.libraries import zoo
+from hilrp.libraries.loaded import Loaded
+from hilrp.loading import load
+from hilrp.scenes import Mask, Scene, Scenes
+from hilrp.zoo.architectures import ARCHITECTURES
 
-SHAPES = ["disc", "square", "cross", "ring", "triangle"]
-SIZE = 64
+#: How many scenes are shown, and on how many objects of others the figures are measured.
+_SHOWN = 3
+MEASURED = 64
+_BATCH = 16
 
 
 @dataclass(frozen=True)
-class Demo:
-    """What the demonstration found.
+class Question:
+    """One class in one scene."""
+
+    scene: Scene
+    label: int
+
+    @property
+    def mask(self) -> Mask:
+        """Where the truth is."""
+        return self.scene.mask(self.label)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the demonstration found for one model.
 
     Attributes:
-        accuracy: Of the trained model on 500 new pictures.
-        pointing: How often the most relevant pixel lies on the shape, over the explained pictures.
-        area: The share of the picture that a shape covers: what pointing would be by chance.
-        explanation: The explanation of those pictures.
-        report: The audit of the model.
+        loaded: The model.
+        title: Its family.
+        card: What is known of its training.
+        shown: The explanations of the questions that are shown.
+        hits: Of the measured questions, where the most relevant pixel lies on the object.
+        inside: Of the measured questions, the part of the positive relevance that lies on the object.
+        share, residual: Of all questions: the pixels' share of the score, and how far the books are from closing.
     """
 
-    accuracy: float
+    loaded: Loaded
+    title: str
+    card: dict[str, object]
+    shown: Explanation
+    hits: list[bool]
+    inside: list[float]
+    share: list[float]
+    residual: list[float]
+
+
+def shown() -> list[Question]:
+    """The questions that are shown: the two largest objects of the first scenes that hold three or more."""
+    questions = []
+    full = (scene for scene in Scenes(seed=0) if len(scene.things) >= 3)
+    for scene in islice(full, _SHOWN):
+        largest = sorted(scene.things, key=lambda thing: -int(thing.mask.sum()))[:2]
+        questions += [Question(scene, thing.label) for thing in largest]
+    return questions
+
+
+def measured(count: int = MEASURED) -> list[Question]:
+    """The first objects of another collection: all of each scene."""
+    found = (Question(scene, thing.label) for scene in Scenes(seed=1) for thing in scene.things)
+    return list(islice(found, count))
+
+
+def families(count: int = MEASURED) -> Iterator[Family]:
+    """Explains the questions with each model of the zoo; yields each as it is done."""
+    first, more = shown(), measured(count)
+    for name, architecture in ARCHITECTURES.items():
+        loaded = load(f"zoo/{name}")
+        explainer = Explainer(loaded.model)
+        explained = _explain(loaded, explainer, first)
+        parts = [_explain(loaded, explainer, more[i : i + _BATCH]) for i in range(0, len(more), _BATCH)]
+        maps = [m for part in parts for m in part.map]
+        ledgers = [explained.ledger, *(part.ledger for part in parts)]
+        yield Family(
+            loaded=loaded,
+            title=architecture.title,
+            card=zoo.card(name),
+            shown=explained,
+            hits=[hit(m, question.mask) for m, question in zip(maps, more, strict=True)],
+            inside=[inside(m, question.mask) for m, question in zip(maps, more, strict=True)],
+            share=[share for ledger in ledgers for share in ledger.share.tolist()],
+            residual=[residual for ledger in ledgers for residual in ledger.residual.tolist()],
+        )
+
+
+def _explain(loaded: Loaded, explainer: Explainer, questions: list[Question]) -> Explanation:
+    x = loaded.batch([Image.fromarray(question.scene.image) for question in questions])
+    return explainer.explain(x, [question.label for question in questions])
+
+
+def hit(relevance: Tensor, mask: Mask) -> bool:
+    """Whether the most relevant pixel lies on the object."""
+    return bool(mask.flat[int(relevance.argmax())])
+
+
+def inside(relevance: Tensor, mask: Mask) -> float:
+    """The part of the positive relevance that lies on the object."""
+    positive = relevance.clamp(min=0)
+    return float(positive[torch.from_numpy(mask)].sum() / positive.sum())
+
+
+def centre_gaussian(size: int = 128, width: float = 0.25) -> Tensor:
+    """A map that looks at no model and no image: a bell over the middle, as wide as a part of the picture."""
+    offset = (torch.arange(size) + 0.5) / size - 0.5
+    bell = torch.exp(-0.5 * (offset / width) ** 2)
+    return bell[:, None] * bell[None, :]
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a map scores on the measured questions that looks at no model: a bell in the middle; and chance."""
+
     pointing: float
+    inside: float
     area: float
-    explanation: Explanation
-    report: AuditReport
 
 
-def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures ``[N,3,64,64]`` of one shape each on a cloudy background, their classes and the shapes' masks.
-
-    Place, size, angle and colour are random, so that only the outline gives the class away.
-    """
-
-    def uniform(low: float, high: float) -> Tensor:
-        return (low + (high - low) * torch.rand(count, generator=generator)).reshape(-1, 1, 1)
-
-    classes = torch.randint(len(SHAPES), (count,), generator=generator)
-    radius, angle = uniform(7, 12), uniform(0, 2 * math.pi)
-    y, x = torch.meshgrid(torch.arange(float(SIZE)), torch.arange(float(SIZE)), indexing="ij")
-    dx, dy = (axis - radius - (SIZE - 2 * radius) * uniform(0, 1) for axis in (x, y))
-    u = (angle.cos() * dx + angle.sin() * dy) / radius
-    v = (angle.cos() * dy - angle.sin() * dx) / radius
-    distance, near = (u.square() + v.square()).sqrt(), torch.minimum(u.abs(), v.abs())
-    far = torch.maximum(u.abs(), v.abs())
-    shapes = [distance < 0.95, far < 0.8, (near < 0.33) & (far < 1), (distance < 1) & (distance > 0.6)]
-    shapes.append((v > -0.55) & (v < 1 - 1.8 * u.abs()))
-    masks = torch.stack(shapes, 1)[torch.arange(count), classes]
-    clouds = sum(
-        nn.functional.interpolate(torch.randn(count, 3, k, k, generator=generator), size=SIZE, mode="bilinear")
-        for k in (3, 7, 15)
-    )
-    colour = nn.functional.normalize(torch.randn(count, 3, 1, 1, generator=generator), dim=1)
-    grain = torch.randn(count, 3, SIZE, SIZE, generator=generator)
-    pictures = torch.where(masks.unsqueeze(1), 1.8 * colour + 0.3 * grain, 0.3 * clouds + 0.15 * grain)
-    return pictures, classes, masks
-
-
-def train(steps: int, generator: torch.Generator, progress: Callable[[], None]) -> nn.Module:
-    """A TinyViT of 0.15 million parameters: convolutional stem, windowed attention, patch merging."""
-    from timm.models.tiny_vit import TinyVit
-
-    model = TinyVit(
-        num_classes=len(SHAPES), embed_dims=(24, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4),
-        window_sizes=(4, 4, 4, 4), drop_path_rate=0.0,
-    )  # fmt: skip
-    optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, steps)
-    for _ in range(steps):
-        pictures, classes, _ = draw(64, generator)
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(pictures), classes, label_smoothing=0.05).backward()
-        optimiser.step()
-        schedule.step()
-        progress()
-    return model.eval()
-
-
-def run(directory: Path, steps: int = 600, shown: int = 5, progress: Callable[[], None] = lambda: None) -> Demo:
-    """Trains, explains 100 new pictures, and saves the first few of them under ``directory``."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    model = train(steps, generator, progress)
-    pictures, classes, masks = draw(500, generator)
-    with torch.no_grad():
-        accuracy = float((model(pictures).argmax(1) == classes).float().mean())
-    explanation = explain(model, pictures[:100])
-    strongest = explanation.map.flatten(1).argmax(1, keepdim=True)
-    hits = masks[:100].flatten(1).gather(1, strongest)
-    # One picture of each shape.
-    first = [int((classes == c).nonzero()[0]) for c in range(len(SHAPES))][:shown]
-    explain(model, pictures[first]).save(directory / "demo", SHAPES)
-    return Demo(
-        accuracy, float(hits.float().mean()), float(masks.float().mean()), explanation, audit(model, pictures[:2])
+def control(count: int = MEASURED) -> Control:
+    """The centre Gaussian on the measured questions; chance is the part of the picture that an object covers."""
+    masks = [question.mask for question in measured(count)]
+    bell = centre_gaussian(masks[0].shape[0])
+    return Control(
+        pointing=float(np.mean([hit(bell, mask) for mask in masks])),
+        inside=float(np.mean([inside(bell, mask) for mask in masks])),
+        area=float(np.mean([mask.mean() for mask in masks])),
     )

@@ -131,6 +131,7 @@ class Explainer:
             trace={"input": ledger.share} | {name: run.sums[name] / ledger.score for name in order},
             ledger=ledger,
             rules=self.rules,
+            tolerance=limit,
             notes=notes,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from hilrp.errors import InputError
+from hilrp.files import write_whole
 from hilrp.ledger import Ledger
 from hilrp.rules import Rules
-from hilrp.tree import tensors
+from hilrp.tree import map_tensors, tensors
+from hilrp.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +38,7 @@ class Explanation:
         trace: Name -> sum of relevance at that stage / score, ``[B]``, from the input to the last stage.
         ledger: Where every unit of relevance went.
         rules: The rules that were used.
+        tolerance: How far books may be from closing, by the precision of the pass.
         notes: What the engine found worth saying, with counts (for instance even splits).
     """
 
@@ -49,6 +52,7 @@ class Explanation:
     trace: dict[str, Tensor]
     ledger: Ledger
     rules: Rules
+    tolerance: float
     notes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -63,8 +67,28 @@ class Explanation:
             raise InputError("This explanation has no image input [B,C,H,W], hence no map; use .relevance.")
         return image
 
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What the books say of each sample's map: valid, absorbed, inflated or degenerate."""
+        shares, residuals = self.ledger.share.tolist(), self.ledger.residual.tolist()
+        return [verdict(s, r, self.tolerance) for s, r in zip(shares, residuals, strict=True)]
+
     def __len__(self) -> int:
         return self.score.shape[0]
+
+    def __getitem__(self, samples: int | slice) -> Explanation:
+        """Some of the samples, as an explanation of their own."""
+        if isinstance(samples, int):
+            if not -len(self) <= samples < len(self):
+                raise IndexError(f"sample {samples} of {len(self)}")
+            samples = slice(samples, samples + 1 or None)
+        count, chosen = len(self), samples
+
+        def pick(t: Tensor) -> Tensor:
+            return t[chosen] if t.ndim and t.shape[0] == count else t
+
+        parts = ("relevance", "input", "score", "target", "against", "output", "stages", "trace", "ledger")
+        return replace(self, **{name: map_tensors(pick, getattr(self, name)) for name in parts})
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self.relevance))
@@ -82,23 +106,32 @@ class Explanation:
             "entries": {name: value.tolist() for name, value in self.ledger.entries.items()},
             "residual": self.ledger.residual.tolist(),
             "leak": self.ledger.leak.tolist(),
+            "verdict": [str(each) for each in self.verdicts],
             "trace": {name: value.tolist() for name, value in self.trace.items()},
             "notes": self.notes,
             "rules": {name: getattr(self.rules, name) for name in self.rules.__dataclass_fields__},
         }
 
-    def plot(self, classes: list[str] | None = None, samples: Sequence[int] | None = None) -> Figure:
-        """A figure: input, overlay, signed map, stage maps and the books, one row per sample.
+    def plot(
+        self,
+        classes: list[str] | None = None,
+        samples: Sequence[int] | None = None,
+        pictures: Tensor | None = None,
+        all_stages: bool = False,
+    ) -> Figure:
+        """A figure: input, overlay, signed map, stage maps and the books with their verdict, one row per sample.
 
         Args:
             classes: Names of the classes, for the titles.
             samples: Which samples to draw; by default the first eight.
+            pictures: What the model saw, ``[B,3,H,W]`` from 0 to 1; by default the input, stretched to its range.
+            all_stages: Draw the maps of all stages, and not only of four.
         """
         from matplotlib.figure import Figure
 
         from hilrp.plotting import draw
 
-        return draw(self, classes, samples, Figure())
+        return draw(self, Figure(), classes, samples, pictures, all_stages)
 
     def show(self, classes: list[str] | None = None, samples: Sequence[int] | None = None) -> None:
         """Shows `plot` in a window or notebook."""
@@ -106,11 +139,18 @@ class Explanation:
 
         from hilrp.plotting import draw
 
-        draw(self, classes, samples, plt.figure())
+        draw(self, plt.figure(), classes, samples)
         plt.show()
 
-    def save(self, path: str | Path, classes: list[str] | None = None) -> list[Path]:
-        """Writes ``path.npz`` (arrays), ``path.json`` (figures) and, of images, ``path.png`` (`plot`).
+    def save(
+        self,
+        path: str | Path,
+        classes: list[str] | None = None,
+        pictures: Tensor | None = None,
+        all_stages: bool = False,
+        facts: Mapping[str, Any] | None = None,
+    ) -> list[Path]:
+        """Writes ``path.npz`` (arrays), of images ``path.png`` (`plot`), and last ``path.json`` (figures, with ``facts`` of yours).
 
         With several inputs the arrays are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears
         whole or not at all. Returns their paths.
@@ -123,22 +163,15 @@ class Explanation:
             raise InputError(f"save({str(path)!r}): give a file name; .npz, .json and .png are added to it.")
         base.parent.mkdir(parents=True, exist_ok=True)
         plain = {name: _array(value) for name, value in self._arrays().items()}
-        writers: dict[str, Any] = {
-            ".npz": lambda file: np.savez_compressed(file, **plain),
-            ".json": lambda file: file.write(json.dumps(self.facts(), indent=1).encode()),
-        }
+        written = [base.with_name(base.name + ".npz")]
+        write_whole(written[0], lambda file: np.savez_compressed(file, **plain))
         if "map" in plain:
-            writers[".png"] = lambda file: self.plot(classes).savefig(file, format="png")
-        written = []
-        for suffix, write in writers.items():
-            final, partial = base.with_name(base.name + suffix), base.with_name(base.name + suffix + ".part")
-            try:
-                with partial.open("wb") as file:
-                    write(file)
-                partial.replace(final)
-            finally:
-                partial.unlink(missing_ok=True)
-            written.append(final)
+            figure = self.plot(classes, pictures=pictures, all_stages=all_stages)
+            written.append(base.with_name(base.name + ".png"))
+            write_whole(written[1], lambda file: figure.savefig(file, format="png"))
+        text = json.dumps(dict(facts or {}) | self.facts(), indent=1)
+        written.append(base.with_name(base.name + ".json"))
+        write_whole(written[-1], lambda file: file.write(text.encode()))
         return written
 
     def _arrays(self) -> dict[str, Tensor]:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from hilrp.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hilrp.explanation import Explanation
 
 #: Relevance is signed: blue speaks against the target, red for it, white is zero.
@@ -21,19 +24,27 @@ _STAGES = 4
 _ROWS = 8
 
 
-def draw(explanation: Explanation, classes: list[str] | None, samples: Sequence[int] | None, drawing: Figure) -> Figure:
+def draw(
+    explanation: Explanation,
+    drawing: Figure,
+    classes: list[str] | None = None,
+    samples: Sequence[int] | None = None,
+    pictures: Tensor | None = None,
+    all_stages: bool = False,
+) -> Figure:
     """One row per sample, on an empty figure: input, overlay, signed map, stage maps, books."""
     samples = list(range(min(_ROWS, len(explanation)))) if samples is None else list(samples)
     image = explanation._image(explanation.input).detach().float().cpu().numpy()
     maps = explanation.map.detach().float().cpu().numpy()
     # The last blocks of a model with a class token hold all relevance on that token: an empty map says nothing.
-    names = _thinned([name for name, stage in explanation.stages.items() if bool(stage[samples].abs().max() > 0)])
+    names = [name for name, stage in explanation.stages.items() if bool(stage[samples].abs().max() > 0)]
+    names = names if all_stages else _thinned(names)
     columns = 4 + len(names)
     drawing.set_size_inches(2.5 * columns + 1.3, 2.7 * len(samples))
     drawing.set_layout_engine("constrained")
     axes = drawing.subplots(len(samples), columns, squeeze=False, width_ratios=[1] * (columns - 1) + [1.5])
     for i, row in zip(samples, axes, strict=True):
-        picture = displayable(image[i])
+        picture = displayable(image[i]) if pictures is None else pictures[i].permute(1, 2, 0).cpu().numpy()
         row[0].imshow(picture)
         row[0].set_title(_title(explanation, i, classes), fontsize=9)
         overlay(row[1], picture, maps[i])
@@ -66,15 +77,27 @@ def symmetric(values: np.ndarray) -> dict[str, float]:
 
 
 def overlay(axis, picture: np.ndarray, relevance: np.ndarray) -> None:  # type: ignore[no-untyped-def]
-    """The picture in grey, with relevance laid over it: the stronger, the more opaque. Lightly smoothed."""
-    axis.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
+    """Shows `blend` on an axis."""
+    axis.imshow(blend(picture, relevance))
+
+
+def blend(picture: np.ndarray, relevance: np.ndarray) -> np.ndarray:
+    """The picture ``[H,W,3]`` in grey, with relevance laid over it: the stronger, the more opaque. Lightly smoothed."""
     smooth = max(1, min(relevance.shape) // 48)
     kernel = np.hanning(2 * smooth + 3)[1:-1]
     kernel /= kernel.sum()
     blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 0, relevance)
     blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 1, blurred)
-    limits = symmetric(blurred)
-    axis.imshow(blurred, cmap=COLOURS, alpha=np.clip(np.abs(blurred) / limits["vmax"], 0, 1) * 0.8, **limits)
+    strength = np.clip(np.abs(blurred) / symmetric(blurred)["vmax"], 0, 1)[..., None]
+    blended: np.ndarray = (1 - 0.8 * strength) * picture.mean(2, keepdims=True) + 0.8 * strength * coloured(blurred)
+    return blended
+
+
+def coloured(relevance: np.ndarray) -> np.ndarray:
+    """Relevance ``[H,W]`` in colours ``[H,W,3]``, on a scale that is centred at zero."""
+    limit = symmetric(relevance)["vmax"]
+    colours: np.ndarray = colormaps[COLOURS]((relevance / limit + 1) / 2)[..., :3]
+    return colours
 
 
 def _thinned(names: list[str]) -> list[str]:
@@ -122,6 +145,8 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     axis.use_sticky_edges = False
     axis.margins(x=0.25)
     axis.tick_params(axis="x", labelsize=7)
-    axis.set_title(f"books: residual {float(ledger.residual[i]):.0e}", fontsize=9)
+    word = explanation.verdicts[i]
+    said = f"{word}: pixels {float(ledger.share[i]):.0%}, residual {float(ledger.residual[i]):.0e}"
+    axis.set_title(said, fontsize=9, color=word.colour)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -12,10 +12,10 @@ from rich.table import Table
 
 import hilrp
 from hilrp.audit import AuditReport
+from hilrp.building import Built, build
 from hilrp.cli.base import app, console, fail, print_json
 from hilrp.coverage.splits import judge
 from hilrp.errors import HilrpError, InputError
-from hilrp.loading import Built, build
 from hilrp.tree import tensors
 
 _TYPES = ("float64", "float32", "bfloat16", "float16")

@@ -14,7 +14,7 @@ from rich.table import Table
 from hilrp.cli.audit import Precision, check_device, precision
 from hilrp.cli.base import app, console, errors, fail, print_json
 from hilrp.errors import HilrpError, InputError
-from hilrp.loading import LIBRARIES, installed
+from hilrp.names import LIBRARIES, installed
 
 
 @app.command()

@@ -7,96 +7,138 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import hilrp
-from hilrp.cli.base import app, console, fail
+from hilrp.cli.audit import check_device
+from hilrp.cli.base import app, console, errors, fail, print_json
 from hilrp.errors import HilrpError, InputError
+from hilrp.files import write_whole
+from hilrp.gallery import Gallery, Outcome, Wanted
+from hilrp.images import find
+from hilrp.verdicts import Verdict
 
 
 @app.command()
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    model: Annotated[str, typer.Option(help="A timm model name.")] = "tiny_vit_5m_224.dist_in22k_ft_in1k",
+    images: Annotated[list[str], typer.Argument(help="Image files, folders (with all that is in them) or globs.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="zoo/swin and its like come with hilrp; or a model of timm, torchvision, transformers or open_clip. See `hilrp models`."
+        ),
+    ] = "timm/tiny_vit_5m_224.dist_in22k_ft_in1k",
     checkpoint: Annotated[
-        Path | None, typer.Option(help="A safetensors file. Without it timm downloads the published weights.")
+        Path | None,
+        typer.Option(help="Weights: a safetensors file, or one of torch.save. Default: the published weights."),
     ] = None,
-    target: Annotated[int | None, typer.Option(help="Class index. Default: the predicted class.")] = None,
+    classes: Annotated[
+        Path | None,
+        typer.Option(help="A text file with the names of the classes, one per line, for a model of your own."),
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="'prediction', a class by name or index, or 'top5' for the five strongest.")
+    ] = "prediction",
+    against: Annotated[
+        str | None, typer.Option(help="Why the target rather than this class: explains the difference of the two.")
+    ] = None,
     rules: Annotated[str, typer.Option(help=f"One of {', '.join(hilrp.PRESETS)}.")] = "hilrp",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the results.")] = Path("out/explain"),
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Draw the maps of all stages, and not only of four.")
+    ] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("out/explain"),
+    batch: Annotated[int, typer.Option(min=1, help="Explanations at once.")] = 8,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do again what an earlier run has done.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON instead of a table.")] = False,
 ) -> None:
-    """Explains images: per image a figure, the arrays (npz) and the figures behind them (json)."""
+    """Explains images: why the model says what it says, and how much of that is on the pixels.
+
+    Each image gets a figure (png), the arrays behind it (npz) and the facts (json); the run gets one page, index.html, that can
+    be passed on as it is. A run that was stopped goes on where it was.
+
+    \b
+    hilrp explain photo.jpg
+    hilrp explain photos/ --target "golden retriever" --against "tabby"
+    hilrp explain "scans/**/*.png" --model resnet50 --checkpoint mine.safetensors --classes names.txt
+    hilrp scenes 8 -o scenes; hilrp explain scenes/images --model zoo/swin --target top3
+
+    The exit status is 1 if some images failed, 2 if nothing could be begun.
+    """
     try:
+        check_device(device)
+        sources, problems = find(images)
+        if not sources:
+            raise InputError(" ".join(f"{name}: {why}" for name, why in problems.items()))
         output.mkdir(parents=True, exist_ok=True)
-        network, transform = _load(model, checkpoint)
-        explainer = hilrp.Explainer(network, rules)
+        loaded = hilrp.load(model, checkpoint, _names(classes), device)
+        explainer = hilrp.Explainer(loaded.model, rules)
+        wanted = Wanted.parse(target, loaded, against)
+        gallery = Gallery(loaded, explainer, wanted, output, checkpoint, batch, stages, fresh)
     except (HilrpError, OSError) as error:
         raise fail(error) from None
-    table = Table("image", "class", "score", "pixels' share", "residual")
-    failed = 0
-    for path in images:
-        try:
-            found = explainer.explain(transform(_read(path)).unsqueeze(0), target)
-            found.save(output / _name(path, images))
-        except (HilrpError, OSError) as error:
-            failed += 1
-            console.print(f"[red]{escape(str(path))}[/]: {escape(str(error))}", highlight=False)
-            continue
-        assert found.target is not None
-        ledger = found.ledger
-        figures = (f"{float(found.score[0]):.3f}", f"{float(ledger.share[0]):.3f}", f"{float(ledger.residual[0]):.0e}")
-        table.add_row(path.name, str(int(found.target[0])), *figures)
-    console.print(table)
-    console.print(f"{len(images) - failed} of {len(images)} written to {output}")
+    for name, why in problems.items():
+        errors.print(f"[red]{escape(name)}[/]: {escape(why)}", highlight=False)
+    outcomes = _run(gallery, sources)
+    _write_page(output, outcomes, problems, f"Explanations by {loaded.name}")
+    failed = sum(o.error is not None for o in outcomes) + len(problems)
+    if json:
+        print_json([_entry(o) for o in outcomes] + [{"source": n, "error": w} for n, w in problems.items()])
+    else:
+        console.print(_table(outcomes))
+        reused = sum(o.reused for o in outcomes)
+        again = f" ({reused} of them by an earlier run)" if reused else ""
+        console.print(f"{len(outcomes) + len(problems) - failed} of {len(outcomes) + len(problems)} explained{again}.")
+        console.print(f"Look at {output / 'index.html'}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 
 
-def _load(name: str, checkpoint: Path | None) -> tuple[Any, Any]:
-    """A timm model in evaluation mode and its own preprocessing."""
-    import timm
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not timm.is_model(name):
-        close = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5])
-        raise InputError(f"--model {name}: timm has no such model. {f'Did you mean one of {close}?' if close else ''}")
+def _names(path: Path | None) -> list[str] | None:
+    if path is None:
+        return None
     try:
-        model = timm.create_model(name, pretrained=checkpoint is None).eval()
-    except Exception as error:  # the hub's client raises errors of many libraries
-        raise InputError(
-            f"--model {name}: its published weights could not be loaded ({type(error).__name__}). Without a connection, "
-            "pass a local safetensors file with --checkpoint."
-        ) from error
-    if checkpoint is not None:
-        try:
-            weights = load_file(checkpoint)
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"--checkpoint {checkpoint}: not a readable safetensors file ({error}).") from error
-        head = getattr(model, "default_cfg", {}).get("classifier")
-        if isinstance(head, str) and f"{head}.weight" in weights and hasattr(model, "reset_classifier"):
-            model.reset_classifier(weights[f"{head}.weight"].shape[0])
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            lines = str(error).splitlines()[1:]
-            raise InputError(
-                f"--checkpoint {checkpoint} does not fit --model {name}: {' '.join(lines)[:300]} ..."
-            ) from error
-    config = timm.data.resolve_data_config({}, model=model)
-    return model.eval(), timm.data.create_transform(**config)
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"--classes {path}: not a text file ({error}). Give one name per line, in UTF-8.") from error
 
 
-def _read(path: Path) -> Any:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+def _run(gallery: Gallery, sources: list[Any]) -> list[Outcome]:
+    outcomes = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("explaining", total=len(sources))
+        for outcome in gallery.run(sources):
+            outcomes.append(outcome)
+            progress.advance(task)
+            if outcome.error is not None:
+                progress.console.print(
+                    f"[red]{escape(str(outcome.source.path))}[/]: {escape(outcome.error)}", highlight=False
+                )
+    return outcomes
 
-    try:
-        return ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise InputError(f"not a readable image ({error}).") from error
+
+def _write_page(folder: Path, outcomes: list[Outcome], problems: dict[str, str], title: str) -> None:
+    from hilrp.pages.gallery import gallery_page
+
+    text = gallery_page(folder, outcomes, problems, title)
+    write_whole(folder / "index.html", lambda file: file.write(text.encode()))
 
 
-def _name(path: Path, images: list[Path]) -> str:
-    """The image's name without its ending; its place in the list goes with it where another has the same."""
-    alike = [other for other in images if other.stem == path.stem]
-    return path.stem if len(alike) == 1 else f"{path.stem}-{images.index(path) + 1}"
+def _entry(outcome: Outcome) -> dict[str, Any]:
+    known = {"source": str(outcome.source.path), "name": outcome.source.name}
+    return known | ({"error": outcome.error} if outcome.error is not None else outcome.facts)
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    table = Table("image", "class", "score", "pixels' share", "residual", "verdict")
+    for outcome in outcomes:
+        facts = outcome.facts
+        for i, score in enumerate(facts.get("score", ())):
+            names = facts["names"][i] if facts["names"] else ""
+            names += f" rather than {facts['against_names'][i]}" if facts["against_names"] else ""
+            numbers = (f"{score:.3f}", f"{facts['pixel_share'][i]:.3f}", f"{facts['residual'][i]:.0e}")
+            word = Verdict(facts["verdict"][i])
+            table.add_row(escape(outcome.source.name), escape(names), *numbers, f"[{word.colour}]{word}[/]")
+    return table

@@ -6,7 +6,7 @@ import json
 from importlib import resources
 
 from hilrp.errors import InputError
-from hilrp.loading import LIBRARIES, library
+from hilrp.names import LIBRARIES, library
 
 
 def catalogue(name: str, everything: bool = False) -> list[str]:

@@ -1,5 +1,5 @@
 """What every worker needs, imported once and inherited by all: the libraries that are installed."""
 
-from hilrp.loading import installed
+from hilrp.names import installed
 
 installed()

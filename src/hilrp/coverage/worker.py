@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from hilrp.audit import audit
+from hilrp.building import build
 from hilrp.coverage.store import Settings
 from hilrp.errors import HilrpError
-from hilrp.loading import build
 from hilrp.tree import tensors
 
 #: How the libraries of a device say that its memory ran out.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hilrp import checkpoints
 from hilrp.errors import InputError
+from hilrp.libraries.loaded import Loaded, Preprocess
 from hilrp.libraries.recipe import Recipe, download, images
 
 
@@ -59,3 +63,44 @@ def similarity(output: Any) -> Tensor:
 
 def _needs_hub(name: str) -> bool:
     return "hf_model_name" in open_clip.get_model_config(name).get("text_cfg", {})
+
+
+class ZeroShot(nn.Module):
+    """An image tower as a classifier: the cosine to the embedding of each class's caption, times the model's scale."""
+
+    def __init__(self, tower: nn.Module, captions: Tensor, scale: float) -> None:
+        super().__init__()
+        self.tower, self.scale = tower, scale
+        self.register_buffer("captions", F.normalize(captions, dim=-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, classes]``."""
+        output = self.tower(x)
+        embedding = output if isinstance(output, Tensor) else output[0]
+        return self.scale * F.normalize(embedding, dim=-1) @ self.captions.T  # type: ignore[operator]
+
+
+def load(name: str, checkpoint: str | Path | None = None, classes: Sequence[str] | None = None) -> Loaded:
+    """A model of open_clip as a zero-shot classifier of the given classes; of ImageNet's, by default."""
+
+    def make(_: int | None) -> nn.Module:
+        made: nn.Module = open_clip.create_model(name)
+        return made
+
+    if checkpoint is None:
+        tags = open_clip.list_pretrained_tags_by_model(name)
+        if not tags:
+            raise InputError(f"open_clip/{name} has no published weights. Give a file with some (checkpoint=).")
+        model: Any = download(name, lambda: open_clip.create_model(name, pretrained=tags[0]))
+    else:
+        model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
+    names = list(classes or open_clip.IMAGENET_CLASSNAMES)
+    tokenise = open_clip.get_tokenizer(name)
+    with torch.no_grad():
+        parts = [names[i : i + 100] for i in range(0, len(names), 100)]
+        captions = torch.cat([model.eval().encode_text(tokenise([f"a photo of a {n}" for n in p])) for p in parts])
+        scale = float(model.logit_scale.exp())
+    tower = model.visual
+    transform = open_clip.image_transform_v2(open_clip.transform.PreprocessCfg(**tower.preprocess_cfg), is_train=False)
+    preprocess = Preprocess(transform, tuple(tower.image_mean), tuple(tower.image_std))
+    return Loaded(f"open_clip/{name}", ZeroShot(tower, captions, scale), preprocess, names)

@@ -59,7 +59,8 @@ def download(name: str, make: Callable[[], nn.Module]) -> nn.Module:
         reason = str(error).strip().splitlines()
         raise InputError(
             f"{name}: its published weights could not be loaded ({type(error).__name__}: {reason[0] if reason else 'no reason given'}). "
-            "Check the connection; without one, use random weights. (HF_HUB_OFFLINE=1 in the environment saves the hub's retries.)"
+            "Check the connection. Without one: give a file with its weights (checkpoint=, --checkpoint), use a model that comes with hilrp "
+            "(zoo/swin, ...), or, for an audit, random weights. (HF_HUB_OFFLINE=1 in the environment saves the hub's retries.)"
         ) from error
 
 

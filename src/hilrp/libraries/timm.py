@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from torch import nn
 
+from hilrp import checkpoints
 from hilrp.errors import InputError
+from hilrp.libraries.loaded import Loaded, Preprocess
 from hilrp.libraries.recipe import Recipe, download, images
 
 
@@ -55,3 +60,39 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
         raise InputError(f"timm/{name} can't be built for images of {size} x {size}: {error}") from error
     channels, *default = model.default_cfg["input_size"]
     return Recipe(model, images((channels, size, size) if size else (channels, *default)))
+
+
+def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
+    """A model of timm with published weights or those of a checkpoint."""
+
+    def make(classes: int | None) -> nn.Module:
+        made: nn.Module = timm.create_model(name, **({} if classes is None else {"num_classes": classes}))
+        return made
+
+    if checkpoint is None:
+        model = download(name, lambda: timm.create_model(name, pretrained=True))
+    else:
+        model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint, _published_format)
+    return Loaded(f"timm/{name}", model, preprocessing(model), class_names(model))
+
+
+def preprocessing(model: nn.Module) -> Preprocess:
+    """That of a timm model's own configuration."""
+    config = timm.data.resolve_data_config({}, model=model)
+    return Preprocess(timm.data.create_transform(**config), tuple(config["mean"]), tuple(config["std"]))
+
+
+def class_names(model: nn.Module) -> list[str] | None:
+    """ImageNet's, where there are as many as one of its subsets has."""
+    subset = timm.data.infer_imagenet_subset({"num_classes": getattr(model, "num_classes", None)})
+    if subset is None:
+        return None
+    info = timm.data.ImageNetInfo(subset)
+    return [info.index_to_description(i) for i in range(info.num_classes())]
+
+
+def _published_format(state: checkpoints.State, model: nn.Module) -> checkpoints.State:
+    """Timm's own translation of the authors' checkpoints, and of weights for another image size."""
+    translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    translated: checkpoints.State = translate(state, model) if translate is not None else state
+    return translated

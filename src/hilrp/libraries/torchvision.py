@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torchvision import models
 
+from hilrp import checkpoints
 from hilrp.errors import InputError
+from hilrp.libraries.loaded import Loaded, Preprocess
 from hilrp.libraries.recipe import Recipe, download, images
 
 #: The part of a detector that gives class scores for its anchors or proposals.
@@ -65,6 +68,27 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     if task == "video":
         return Recipe(model, images((3, 16, size or 224, size or 224)))
     return Recipe(model, images(size or (299 if name == "inception_v3" else 224)))
+
+
+def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
+    """A classifier or a segmentation model of torchvision, with published weights or those of a checkpoint."""
+    task = _task(name)
+    if task not in ("classification", "segmentation"):
+        raise InputError(f"torchvision/{name} does {task}: only classification and segmentation take single pictures.")
+    published = models.get_model_weights(name).DEFAULT
+    options: dict[str, Any] = {"weights_backbone": None} if task == "segmentation" else {}
+
+    def make(classes: int | None) -> nn.Module:
+        own = options if classes is None else options | {"num_classes": classes}
+        return models.get_model(name, weights=None, **own)
+
+    if checkpoint is None:
+        model = download(name, lambda: models.get_model(name, weights=published, **options))
+    else:
+        model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
+    transform = published.transforms()
+    preprocess = Preprocess(transform, tuple(transform.mean), tuple(transform.std))
+    return Loaded(f"torchvision/{name}", model, preprocess, list(published.meta["categories"]))
 
 
 class Scores(nn.Module):

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
+from hilrp import checkpoints
 from hilrp.errors import InputError
+from hilrp.libraries.loaded import Loaded, Preprocess
 from hilrp.libraries.recipe import Recipe, download, images, keyword, strongest
 
 
@@ -181,3 +183,37 @@ def _from_pretrained(name: str) -> Any:
         return transformers.AutoModelForImageClassification.from_pretrained(name)
     except ValueError:
         return transformers.AutoModel.from_pretrained(name)
+
+
+def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
+    """A classifier of the hub or in a folder, with its own processor; its weights, or those of a checkpoint."""
+    if name in transformers.CONFIG_MAPPING:
+        raise InputError(
+            f"transformers/{name} is a type of model, which has no weights. Name a model of the hub, transformers/owner/name, or a folder with a saved one."
+        )
+    config: Any = download(name, lambda: transformers.AutoConfig.from_pretrained(name))
+    if not any("ForImageClassification" in kind for kind in config.architectures or ()):
+        raise InputError(
+            f"transformers/{name} ({', '.join(config.architectures or ['no architecture given'])}) is no image classifier. Load it with transformers, and pass "
+            "hilrp.explain a target: a function of its output."
+        )
+    processor: Any = download(name, lambda: transformers.AutoImageProcessor.from_pretrained(name))
+
+    def make(classes: int | None) -> nn.Module:
+        if classes is not None:
+            config.num_labels = classes
+        made: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
+        return made
+
+    if checkpoint is None:
+        model: Any = download(name, lambda: transformers.AutoModelForImageClassification.from_pretrained(name))
+    else:
+        model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
+
+    def process(image: Any) -> Tensor:
+        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    preprocess = Preprocess(process, tuple(processor.image_mean), tuple(processor.image_std))
+    labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
+    return Loaded(f"transformers/{name}", model, preprocess, labels)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating]
 
 COLOURS = ("red", "yellow", "blue")
 TEXTURES = ("plain", "striped", "dotted", "checked")
@@ -88,9 +88,7 @@ def radius(shape: str, area: float) -> float:
     return float(np.sqrt(area / _SHAPES[shape][1]))
 
 
-def sprite(
-    rng: np.random.Generator, shape: str, colour: str, texture: str, area: float, y: float, x: float
-) -> Sprite:
+def sprite(rng: np.random.Generator, shape: str, colour: str, texture: str, area: float, y: float, x: float) -> Sprite:
     """Draws an object of ``area`` pixels around the point ``y``, ``x``, at a random angle."""
     scale = radius(shape, area)
     reach = int(np.ceil(1.1 * scale)) + 1

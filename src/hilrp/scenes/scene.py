@@ -138,13 +138,14 @@ class Scenes(Sequence[Scene]):
             raise InputError(f"area={area}: give the least and the most, as parts of the picture, up to 0.25.")
         if size < 32:
             raise InputError(f"size={size}: objects can't be told apart in pictures of less than 32 pixels.")
-        self.seed, self.count, self.objects, self.area, self.size = seed, count, objects, area, size
+        self.seed, self.objects, self.area, self.size = seed, objects, area, size
+        self._length = count
 
     def __len__(self) -> int:
-        return self.count
+        return self._length
 
     def __iter__(self) -> Iterator[Scene]:
-        return (self[i] for i in range(self.count))
+        return (self[i] for i in range(self._length))
 
     @overload
     def __getitem__(self, index: int) -> Scene: ...
@@ -153,10 +154,10 @@ class Scenes(Sequence[Scene]):
     def __getitem__(self, index: Any) -> Any:
         """Scene ``index``."""
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.count))]
-        number = index + self.count if index < 0 else index
-        if not 0 <= number < self.count:
-            raise IndexError(f"scene {index} of {self.count}")
+            return [self[i] for i in range(*index.indices(self._length))]
+        number = index + self._length if index < 0 else index
+        if not 0 <= number < self._length:
+            raise IndexError(f"scene {index} of {self._length}")
         return self._make(np.random.default_rng([self.seed, number]))
 
     def _make(self, rng: np.random.Generator) -> Scene:

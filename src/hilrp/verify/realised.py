@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.audit import audit
+from hilrp.building import build, calibrate, randomise_constants
 from hilrp.errors import HilrpError, UnavailableError
-from hilrp.loading import build, calibrate, randomise_constants
 from hilrp.verify.report import Realisation, Verdict
 
 
 class Source(NamedTuple):
-    """Where a model comes from: a name and an image size for `hilrp.loading.build`, or a function that makes it."""
+    """Where a model comes from: a name and an image size for `hilrp.building.build`, or a function that makes it."""
 
     name: str = ""
     size: int | None = None

@@ -11,73 +11,84 @@ from torch import nn
 from hilrp.scenes import CLASSES
 
 SIZE = 128
-_COMMON: dict[str, Any] = {"num_classes": len(CLASSES)}
-_SIZED = _COMMON | {"img_size": SIZE}
-_FLAT = _SIZED | {"patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4}
+_FLAT: dict[str, Any] = {"img_size": SIZE, "patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4}
 
 
-def _resnet() -> nn.Module:
+def _resnet(classes: int) -> nn.Module:
     from timm.models.resnet import BasicBlock, ResNet
 
-    return ResNet(BasicBlock, (2, 2, 2, 2), channels=(20, 40, 80, 128), stem_width=16, **_COMMON)  # type: ignore[arg-type]
+    return ResNet(BasicBlock, (2, 2, 2, 2), channels=(20, 40, 80, 128), stem_width=16, num_classes=classes)
 
 
-def _convnext() -> nn.Module:
+def _convnext(classes: int) -> nn.Module:
     from timm.models.convnext import ConvNeXt
 
-    return ConvNeXt(depths=(2, 2, 4, 2), dims=(32, 64, 96, 160), ls_init_value=0.1, **_COMMON)
+    return ConvNeXt(depths=(2, 2, 4, 2), dims=(32, 64, 96, 160), ls_init_value=0.1, num_classes=classes)
 
 
-def _vit() -> nn.Module:
+def _vit(classes: int) -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
-    return VisionTransformer(**_FLAT)
+    return VisionTransformer(num_classes=classes, **_FLAT)
 
 
-def _deit() -> nn.Module:
+def _deit(classes: int) -> nn.Module:
     from timm.models.deit import VisionTransformerDistilled
 
-    return VisionTransformerDistilled(**_FLAT)
+    return VisionTransformerDistilled(num_classes=classes, **_FLAT)
 
 
-def _beit() -> nn.Module:
+def _beit(classes: int) -> nn.Module:
     from timm.models.beit import Beit
 
-    return Beit(use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, head_init_scale=1.0, **_FLAT)
+    return Beit(
+        use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, head_init_scale=1.0, num_classes=classes, **_FLAT
+    )
 
 
-def _swin() -> nn.Module:
+def _swin(classes: int) -> nn.Module:
     from timm.models.swin_transformer import SwinTransformer
 
     return SwinTransformer(
-        patch_size=4, embed_dim=32, depths=(2, 2, 2, 1), num_heads=(2, 4, 8, 8), window_size=4, drop_path_rate=0.0, **_SIZED
+        patch_size=4,
+        embed_dim=32,
+        depths=(2, 2, 2, 1),
+        num_heads=(2, 4, 8, 8),
+        window_size=4,
+        drop_path_rate=0.0,
+        img_size=SIZE,
+        num_classes=classes,
     )
 
 
-def _pvt_v2() -> nn.Module:
+def _pvt_v2(classes: int) -> nn.Module:
     from timm.models.pvt_v2 import PyramidVisionTransformerV2
 
     return PyramidVisionTransformerV2(
-        depths=(2, 2, 2, 1), embed_dims=(32, 64, 128, 160), num_heads=(1, 2, 4, 5), mlp_ratios=(4, 4, 4, 4), **_COMMON
+        depths=(2, 2, 2, 1),
+        embed_dims=(32, 64, 128, 160),
+        num_heads=(1, 2, 4, 5),
+        mlp_ratios=(4, 4, 4, 4),
+        num_classes=classes,
     )
 
 
-def _mobilevitv2() -> nn.Module:
+def _mobilevitv2(classes: int) -> nn.Module:
     import timm
 
-    model: nn.Module = timm.create_model("mobilevitv2_050", **_COMMON)
+    model: nn.Module = timm.create_model("mobilevitv2_050", num_classes=classes)
     return model
 
 
-def _efficientvit() -> nn.Module:
+def _efficientvit(classes: int) -> nn.Module:
     from timm.models.efficientvit_mit import EfficientVit
 
     return EfficientVit(
-        widths=(8, 16, 32, 64, 128), depths=(1, 2, 2, 2, 2), head_dim=16, head_widths=(256, 256), **_COMMON
+        widths=(8, 16, 32, 64, 128), depths=(1, 2, 2, 2, 2), head_dim=16, head_widths=(256, 256), num_classes=classes
     )
 
 
-def _maxvit() -> nn.Module:
+def _maxvit(classes: int) -> nn.Module:
     from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitConvCfg, MaxxVitTransformerCfg
 
     config = MaxxVitCfg(
@@ -85,24 +96,24 @@ def _maxvit() -> nn.Module:
         conv_cfg=MaxxVitConvCfg(init_values=0.1),
         transformer_cfg=MaxxVitTransformerCfg(dim_head=8, window_size=(4, 4), grid_size=(4, 4)),
     )  # fmt: skip
-    return MaxxVit(config, **_SIZED)
+    return MaxxVit(config, img_size=SIZE, num_classes=classes)
 
 
-def _crossvit() -> nn.Module:
+def _crossvit(classes: int) -> nn.Module:
     from timm.models.crossvit import CrossVit
 
     return CrossVit(
         img_scale=(1.0, 1.0), patch_size=(8, 16), embed_dim=(96, 128), depth=((1, 2, 0), (1, 2, 0)), num_heads=(4, 4), mlp_ratio=(3, 3, 1),
-        **_SIZED,
+        img_size=SIZE, num_classes=classes,
     )  # fmt: skip
 
 
-def _tinyvit() -> nn.Module:
+def _tinyvit(classes: int) -> nn.Module:
     from timm.models.tiny_vit import TinyVit
 
     return TinyVit(
         embed_dims=(32, 48, 96, 128), depths=(1, 2, 4, 2), num_heads=(1, 3, 6, 8), window_sizes=(4, 4, 4, 4), drop_path_rate=0.0,
-        **_COMMON,
+        num_classes=classes,
     )  # fmt: skip
 
 
@@ -112,11 +123,15 @@ class Architecture:
 
     Attributes:
         title: What people call it.
-        make: A fresh model.
+        build: A fresh model with that many classes.
     """
 
     title: str
-    make: Callable[[], nn.Module]
+    build: Callable[[int], nn.Module]
+
+    def make(self, classes: int | None = None) -> nn.Module:
+        """A fresh model: of scenes, or with another number of classes."""
+        return self.build(len(CLASSES) if classes is None else classes)
 
 
 #: Name -> architecture.

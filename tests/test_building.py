@@ -8,7 +8,7 @@ from torch import nn
 
 import hilrp
 from blocks import raises
-from hilrp.loading import build, calibrate, randomise_constants
+from hilrp.building import build, calibrate, randomise_constants
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Weights from files that nobody vouches for: nothing in them is ever run."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.errors import InputError
+
+State = dict[str, Tensor]
+
+#: Where training scripts put the weights in a checkpoint; averaged ones first.
+_PLACES = ("state_dict_ema", "model_ema", "ema_state_dict", "state_dict", "model_state_dict", "model", "module", "net")
+#: What wrappers put before every name.
+_PREFIXES = ("module.", "_orig_mod.", "model.")
+
+
+def read(path: str | Path) -> State:
+    """The weights in a safetensors file, or in a file of `torch.save`, which is read without running any code in it."""
+    path = Path(path)
+    if not path.is_file():
+        reason = "it is a folder, not a file" if path.is_dir() else "there is no such file"
+        raise InputError(f"checkpoint {path}: {reason}. Give a .safetensors file, or one that torch.save wrote.")
+    found = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
+    state = _weights(found)
+    if not state:
+        raise InputError(
+            f"checkpoint {path} holds no weights. Save them with safetensors.torch.save_file(model.state_dict(), FILE)."
+        )
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def _safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"checkpoint {path} is not a readable safetensors file ({error}). Is it complete? Save or download it again."
+        ) from error
+
+
+def _torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"checkpoint {path} holds more than weights, and reading that would run code that is in the file; hilrp doesn't. Where you trust "
+            "it, load it yourself and save the weights alone: safetensors.torch.save_file(model.state_dict(), FILE)."
+        ) from error
+    except Exception as error:  # torch's reader raises many kinds of error for files that aren't its own
+        raise InputError(
+            f"checkpoint {path} can't be read as a file of torch.save ({type(error).__name__}). Name safetensors files .safetensors."
+        ) from error
+
+
+def _weights(found: Any) -> State:
+    if not isinstance(found, Mapping):
+        return {}
+    for place in _PLACES:
+        if isinstance(found.get(place), Mapping) and _weights(found[place]):
+            return _weights(found[place])
+    return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+
+
+def fitted(
+    make: Callable[[int | None], nn.Module],
+    state: State,
+    name: str,
+    checkpoint: str | Path,
+    translate: Callable[[State, nn.Module], State] | None = None,
+) -> nn.Module:
+    """A model with the weights of a checkpoint, and with as many classes as that has.
+
+    Args:
+        make: Makes the model with its own number of classes, or with that many.
+        state: The weights.
+        name: The model's name, for the message if they don't fit.
+        checkpoint: The file, likewise.
+        translate: From another format of the weights to the model's own, tried if they don't fit as they are.
+    """
+    model = make(None)
+    classes = _classes(model.state_dict(), state)
+    if classes is not None:
+        model = make(classes)
+    problem = _difference(model.state_dict(), state)
+    if problem and translate is not None:
+        try:
+            translated = translate(dict(state), model)
+        except (
+            Exception
+        ):  # written for the published files, it may stumble over any other: then those are reported as they are
+            translated = state
+        if not _difference(model.state_dict(), translated):
+            state, problem = translated, ""
+    if problem:
+        raise InputError(
+            f"checkpoint {checkpoint} does not fit {name}: {problem}. Give the name of the model that it was saved from."
+        )
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def _classes(own: Mapping[str, Tensor], state: State) -> int | None:
+    """The checkpoint's number of classes, where it alone is different."""
+    pairs = [(own[n].shape, state[n].shape) for n in own if n in state and own[n].shape != state[n].shape]
+    sizes = {(a[0], b[0]) for a, b in pairs if len(a) == len(b) > 0 and a[1:] == b[1:]}
+    return int(next(iter(sizes))[1]) if len(sizes) == 1 else None
+
+
+def _difference(own: Mapping[str, Tensor], state: State) -> str:
+    """Which names or shapes don't agree; empty if all do."""
+    # Counters of batch normalisation, which old checkpoints lack; evaluation doesn't use them.
+    missing = [n for n in own if n not in state and not n.endswith("num_batches_tracked")]
+    unknown = [n for n in state if n not in own]
+    shapes = [
+        f"{n} {tuple(state[n].shape)} instead of {tuple(own[n].shape)}"
+        for n in own
+        if n in state and own[n].shape != state[n].shape
+    ]
+    kinds = (("it lacks", missing), ("the model has no", unknown), ("other shapes:", shapes))
+    return "; ".join(f"{what} {_few(names)}" for what, names in kinds if names)
+
+
+def _few(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest

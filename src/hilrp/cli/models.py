@@ -1,0 +1,102 @@
+"""``hilrp models`` and ``hilrp scenes``: what there is to explain, and with what."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from hilrp.cli.base import app, console, fail, print_json
+from hilrp.errors import HilrpError, InputError
+from hilrp.names import LIBRARIES, ZOO, installed, library
+
+
+@app.command()
+def models(
+    pattern: Annotated[str | None, typer.Argument(help="A part of the name, or a glob: 'swin', '*vit*small*'.")] = None,
+    place: Annotated[str | None, typer.Option("--library", help=f"Only of {ZOO}, {', '.join(LIBRARIES)}.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.")] = False,
+) -> None:
+    """Lists models by name: those that come with hilrp, and those of the installed libraries.
+
+    \b
+    hilrp models                      # the zoo, and how many the libraries have
+    hilrp models swin                 # all whose name has it
+    hilrp models "*vit*384*" --library timm
+    """
+    try:
+        if place is not None and place not in (ZOO, *LIBRARIES):
+            raise InputError(f"--library {place}: choose from {ZOO}, {', '.join(LIBRARIES)}.")
+        places = [ZOO, *installed()] if place is None else [place]
+        glob = None if pattern is None else pattern.lower() if set(pattern) & set("*?[") else f"*{pattern.lower()}*"
+        found = {
+            each: [n for n in library(each).names() if glob is None or fnmatch(f"{each}/{n}".lower(), f"*{glob}")]
+            for each in places
+        }
+    except HilrpError as error:
+        raise fail(error) from None
+    if json:
+        print_json([f"{each}/{name}" for each, names in found.items() for name in names])
+    else:
+        _show(found, pattern, whole=pattern is not None or place is not None)
+    if not any(found.values()):
+        raise typer.Exit(1)
+
+
+def _show(found: dict[str, list[str]], pattern: str | None, whole: bool) -> None:
+    if found.get(ZOO):
+        table = Table(
+            "model",
+            "architecture",
+            "parameters",
+            "mean average precision",
+            title="Comes with hilrp",
+            title_justify="left",
+        )
+        for name in found[ZOO]:
+            card = library(ZOO).card(name)
+            figures = (f"{card['parameters'] / 1e6:.2f} M", f"{card['mean_average_precision']:.4f}")
+            table.add_row(f"{ZOO}/{name}", card["architecture"], *figures)
+        console.print(table)
+        console.print("They recognise the objects of `hilrp scenes`, not photographs.\n")
+    for each, names in found.items():
+        if each == ZOO:
+            continue
+        if whole:
+            for name in names:
+                console.print(f"{each}/{name}", highlight=False, soft_wrap=True)
+        else:
+            console.print(f"{each}: {len(names)} models; `hilrp models PATTERN` lists some of them", highlight=False)
+    if not any(found.values()):
+        console.print(f"no model's name fits {pattern!r}; a glob has to fit all of it: '*{pattern}*'")
+
+
+@app.command()
+def scenes(
+    count: Annotated[int, typer.Argument(min=1, help="How many.")] = 8,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path("out/scenes"),
+    seed: Annotated[int, typer.Option(help="Which collection.")] = 0,
+    size: Annotated[int, typer.Option(min=32, help="Side of the pictures in pixels; the zoo takes 128.")] = 128,
+) -> None:
+    """Draws scenes whose truth is known: pictures, the mask of each object, and an index of what is where.
+
+    The models of the zoo were trained on scenes like these. index.json lists the objects: the picture, the class, the box (x0, y0,
+    x1, y1), the file of the mask, and the picture without that object.
+
+    \b
+    hilrp scenes 8 -o scenes
+    hilrp explain scenes/images --model zoo/swin --target top3
+    """
+    from hilrp.scenes import Scenes
+    from hilrp.scenes.folder import write
+
+    try:
+        write(Scenes(seed, count, size=size), output)
+    except (HilrpError, OSError) as error:
+        raise fail(error) from None
+    console.print(
+        f"{count} scenes in {output}: images, masks, pictures without one object, and index.json", soft_wrap=True
+    )

@@ -1,0 +1,225 @@
+"""Explaining image files: batch by batch, into a folder, going on where an earlier run stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hilrp
+from hilrp.errors import HilrpError, InputError
+from hilrp.explainer import Explainer
+from hilrp.explanation import Explanation
+from hilrp.images import Source, read
+from hilrp.libraries.loaded import Loaded
+from hilrp.targets import Contrast, logits_of
+
+#: How many of the strongest classes are noted beside the explained one.
+_NOTED = 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be explained in each image: some of the strongest classes, or a given one; perhaps against another.
+
+    Attributes:
+        text: As the user said it.
+        strongest: How many of the strongest classes.
+        label: The class, where one is given.
+        against: The class that it is contrasted with.
+    """
+
+    text: str
+    strongest: int = 1
+    label: int | None = None
+    against: int | None = None
+
+    @staticmethod
+    def parse(text: str, loaded: Loaded, against: str | None = None) -> Wanted:
+        """From "prediction", "top5", the name of a class or its index."""
+        other = None if against is None else loaded.index(against)
+        said = text if against is None else f"{text} against {against}"
+        plain = text.strip().lower()
+        if plain == "prediction":
+            return Wanted(said, against=other)
+        if plain.startswith("top") and plain[3:].isdigit():
+            count = int(plain[3:])
+            if not 1 <= count <= 20:
+                raise InputError(f"target {text}: from top1 to top20.")
+            return Wanted(said, strongest=count, against=other)
+        label = loaded.index(text)
+        if label == other:
+            raise InputError(f"target {said}: a class can't be contrasted with itself.")
+        return Wanted(said, label=label, against=other)
+
+    @property
+    def count(self) -> int:
+        """How many explanations an image gets."""
+        return 1 if self.label is not None else self.strongest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an image.
+
+    Attributes:
+        source: The file and its name.
+        facts: What was written as json, if all went well.
+        error: What went wrong otherwise.
+        reused: Whether an earlier run had done it.
+    """
+
+    source: Source
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    reused: bool = False
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Explanations of image files with one model.
+
+    Attributes:
+        loaded: The model.
+        explainer: What explains it.
+        wanted: What is explained.
+        folder: Where the results go.
+        checkpoint: The file with the weights, if there is one.
+        batch: How many explanations are made at once.
+        all_stages: Draw the maps of all stages.
+        fresh: Don't use the results of earlier runs.
+    """
+
+    loaded: Loaded
+    explainer: Explainer
+    wanted: Wanted
+    folder: Path
+    checkpoint: Path | None = None
+    batch: int = 8
+    all_stages: bool = False
+    fresh: bool = False
+
+    def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
+        """Explains files; yields each as it is done. One that fails does not keep the others."""
+        settings = self._settings()
+        waiting: list[_Read] = []
+        for source in sources:
+            try:
+                own = settings | {"source": str(source.path), "sha256": _checksum(source.path)}
+                earlier = None if self.fresh else self._earlier(source, own)
+                if earlier is not None:
+                    yield Outcome(source, earlier, reused=True)
+                    continue
+                image, notes = read(source.path)
+                size, x = image.size, self.loaded.preprocess(image)
+            except (HilrpError, OSError) as error:
+                yield Outcome(source, error=str(error))
+                continue
+            waiting.append(_Read(source, x, {"settings": own, "size": size, "image_notes": notes}))
+            if len(waiting) * self.wanted.count >= self.batch:
+                yield from self._explain(waiting)
+                waiting = []
+        yield from self._explain(waiting)
+
+    def _settings(self) -> dict[str, Any]:
+        """All that a result depends on, besides the image."""
+        return {
+            "hilrp": hilrp.__version__,
+            "model": self.loaded.name,
+            "weights": self.loaded.weights,
+            "checkpoint": None if self.checkpoint is None else _checksum(self.checkpoint),
+            "target": self.wanted.text,
+            "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
+            "classes": None
+            if self.loaded.classes is None
+            else hashlib.sha256("\n".join(self.loaded.classes).encode()).hexdigest(),
+            "all_stages": self.all_stages,
+        }
+
+    def _earlier(self, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
+        """The facts of an earlier run, if it had the same settings; they are written last, so the rest is there too."""
+        try:
+            facts: dict[str, Any] = json.loads((self.folder / f"{source.name}.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return facts if facts.get("settings") == json.loads(json.dumps(settings)) else None
+
+    def _explain(self, items: list[_Read]) -> Iterator[Outcome]:
+        """Explains several at once; if that fails, in halves, so that only those fail that can't be explained."""
+        if not items:
+            return
+        try:
+            if len({item.x.shape for item in items}) > 1:
+                raise InputError("pictures of several sizes can't be explained at once")
+            found = self._found(torch.stack([item.x for item in items]))
+        except (HilrpError, torch.OutOfMemoryError) as error:
+            if len(items) == 1:
+                yield Outcome(items[0].source, error=str(error))
+                return
+            for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+                yield from self._explain(half)
+            return
+        count = self.wanted.count
+        for i, item in enumerate(items):
+            try:
+                yield Outcome(item.source, self._save(item, found[i * count : (i + 1) * count]))
+            except (HilrpError, OSError) as error:
+                yield Outcome(item.source, error=str(error))
+
+    def _found(self, x: Tensor) -> Explanation:
+        device = next((p.device for p in self.loaded.model.parameters()), x.device)
+        wanted, x = self.wanted, x.to(device)
+        if wanted.label is not None:
+            target: Any = torch.full((len(x),), wanted.label, device=device)
+        elif wanted.strongest == 1 and wanted.against is None:
+            target = None
+        else:
+            with torch.no_grad():
+                logits = logits_of(self.loaded.model(x))
+            if logits.ndim != 2 or logits.shape[1] < wanted.strongest:
+                raise InputError(
+                    f"target {wanted.text}: the model's output {tuple(logits.shape)} has not so many classes."
+                )
+            target = logits.topk(wanted.strongest, dim=1).indices.flatten()
+            x = x.repeat_interleave(wanted.strongest, dim=0)
+        if wanted.against is not None:
+            same = (target == wanted.against).nonzero()
+            if len(same):
+                raise InputError(f"target {wanted.text}: the two are the same class here.")
+            target = Contrast(target, wanted.against)
+        return self.explainer.explain(x, target)
+
+    def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
+        logits = logits_of(found.output)[0].detach().float()
+        best = logits.topk(min(_NOTED, len(logits)))
+        facts = item.facts | {
+            "names": [] if found.target is None else [self.loaded.named(int(c)) for c in found.target],
+            "against_names": [] if found.against is None else [self.loaded.named(int(c)) for c in found.against],
+            "strongest": [
+                {"class": int(i), "name": self.loaded.named(int(i)), "logit": float(v)}
+                for v, i in zip(best.values, best.indices, strict=True)
+            ],
+        }
+        pictures = self.loaded.preprocess.picture(found.input.float())
+        found.save(self.folder / item.source.name, self.loaded.classes, pictures, self.all_stages, facts)
+        return facts | found.facts()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An image that was read and preprocessed, and what is already known of it."""
+
+    source: Source
+    x: Tensor
+    facts: dict[str, Any]
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

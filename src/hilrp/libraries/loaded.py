@@ -1,0 +1,98 @@
+"""A model ready for pictures: with its own preprocessing and the names of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """From a picture to what a model takes, and back to what it saw.
+
+    Attributes:
+        function: From an RGB picture to a tensor ``[3,H,W]``: resized, cropped and normalised as in training.
+        mean, std: What it subtracts and divides by, per channel.
+    """
+
+    function: Callable[[Any], Tensor]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """The picture as the model takes it, ``[3,H,W]``."""
+        return self.function(image)
+
+    def picture(self, x: Tensor) -> Tensor:
+        """What the model saw, ``[...,3,H,W]`` with values from 0 to 1: its input without the normalisation."""
+        mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device).reshape(-1, 1, 1) for v in (self.mean, self.std))
+        return (x * std + mean).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `hilrp.load` returns.
+
+    Attributes:
+        name: The full name, with its library.
+        model: The model, in evaluation mode.
+        preprocess: From a PIL image to a tensor ``[3,H,W]``, as the model was trained.
+        classes: The names of its classes, where they are known.
+        weights: Where the weights are from.
+    """
+
+    name: str
+    model: nn.Module
+    preprocess: Preprocess
+    classes: list[str] | None = None
+    weights: str = "published"
+
+    def __repr__(self) -> str:
+        count = f"{len(self.classes)} classes" if self.classes else "classes without names"
+        return f"Loaded({self.name}, {self.weights} weights, {count})"
+
+    def batch(self, images: Sequence[Image.Image]) -> Tensor:
+        """Several pictures, preprocessed, ``[B,3,H,W]``, where the model is."""
+        x = torch.stack([self.preprocess(image) for image in images])
+        return x.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
+
+    def index(self, name: str) -> int:
+        """The class of that name or number. One of several names ("tench, Tinca tinca") is enough."""
+        if name.removeprefix("-").isdigit():
+            index = int(name)
+            if index < 0 or (self.classes and index >= len(self.classes)):
+                raise InputError(
+                    f"class {name}: {self.name} has {len(self.classes or ())} classes, counted from 0 to {len(self.classes or ()) - 1}."
+                    if self.classes
+                    else f"class {name}: classes are counted from 0."
+                )
+            return index
+        if not self.classes:
+            raise InputError(f"class {name!r}: {self.name} has no names for its classes. Use an index.")
+        wanted = name.strip().lower().replace("_", " ")
+        known: dict[str, list[int]] = {}
+        for i, names in enumerate(self.classes):
+            for each in {names.lower(), *(part.strip().lower() for part in names.split(","))}:
+                known.setdefault(each.replace("_", " "), []).append(i)
+        if len(known.get(wanted, ())) > 1:
+            alike = ", ".join(f"{i} ({self.classes[i]})" for i in known[wanted])
+            raise InputError(f"class {name!r} is the name of several: {alike}. Use an index.")
+        if wanted not in known:
+            close = get_close_matches(wanted, known, 3, 0.6) or [n for n in known if wanted in n][:3]
+            hint = f" Did you mean {', '.join(repr(c) for c in close)}?" if close else " Use an index."
+            raise InputError(f"class {name!r}: {self.name} knows no such class.{hint}")
+        return known[wanted][0]
+
+    def named(self, index: int) -> str:
+        """The name of a class, or its number."""
+        return self.classes[index] if self.classes and index < len(self.classes) else f"class {index}"

@@ -1,0 +1,155 @@
+"""The page of `hilrp demo`: one row per family of the zoo, the same questions for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+from PIL import Image
+
+from hilrp.demo import Control, Family, Question, hit
+from hilrp.explanation import Explanation
+from hilrp.pages.parts import badge, image, meanings, page
+from hilrp.plotting import blend, coloured
+from hilrp.scenes import Mask
+
+#: Pictures are enlarged this much before outlines are drawn, so that these stay thin.
+_ZOOM = 2
+_STAGES = 4
+
+_STYLE = """
+.wall { overflow-x: auto; padding: 6px 18px 14px; }
+.wall td, .wall th { padding: 5px 5px; text-align: center; }
+.wall td.name { text-align: left; min-width: 128px; padding-right: 14px; }
+.wall td.name b { font-size: 16px; }
+.wall td img { width: 124px; border-radius: 7px; margin: 0 auto; }
+.wall th img { width: 253px; border-radius: 9px; margin: 0 auto 3px; }
+.wall th.scene { max-width: 256px; font-weight: 400; line-height: 1.3; vertical-align: top; }
+.wall td.figure { min-width: 86px; font-variant-numeric: tabular-nums; }
+.wall tr + tr td { border-top: 1px solid #eef0f3; }
+.gap { padding-left: 18px !important; }
+.tick { position: relative; }
+.tick span { position: absolute; right: 8px; bottom: 6px; width: 17px; height: 17px; border-radius: 50%; font: 700 11px/17px system-ui, sans-serif; color: #fff; }
+.yes { background: #1a7f37; } .no { background: #c00020; }
+.dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 5px; }
+.bar { display: flex; width: 260px; height: 14px; border-radius: 4px; overflow: hidden; background: #eef0f3; }
+.stages td img { width: 92px; image-rendering: pixelated; }
+.small { font-size: 12.5px; color: var(--soft); }
+"""
+_DOTS = {"red": "#d1242f", "yellow": "#e3b341", "blue": "#1f6feb"}
+
+
+def demo_page(families: Sequence[Family], questions: Sequence[Question], control: Control) -> str:
+    """The whole page."""
+    count = len(families[0].hits)
+    verdicts = {v for family in families for v in family.shown.verdicts}
+    intro = f"""<h1>Twelve architectures, one question: what in the picture speaks for this class?</h1>
+<p>Each row is a model of another family, trained on scenes like these and explained from one forward and one backward pass. Each scene
+is explained for two classes, and the relevance has to move from one object to the other. <b style="color:#b40000">Red</b> speaks for the
+class, <b style="color:#0000b4">blue</b> against it; the white line is the true object. A tick: the most relevant pixel lies on it.</p>
+<p class="soft">Measured on {count} other objects: a bell in the middle of the picture, which looks at no model, points to
+{control.pointing:.0%} of them, and an object covers {control.area:.0%} of a picture.</p>"""
+    head = "".join(_scene(questions[i : i + 2]) for i in range(0, len(questions), 2))
+    labels = "".join(f'<th class="{"gap" if i % 2 == 0 else ""}">{_label(q)}</th>' for i, q in enumerate(questions))
+    figures = "<th>score<br>(first)</th><th>pixels'<br>share</th><th>books'<br>residual</th><th>pointing</th><th>relevance<br>on object</th><th>verdict</th>"
+    rows = "".join(_row(family, questions) for family in families)
+    wall = f'<div class="card wall"><table><tr><th></th>{head}<th colspan="6"></th></tr><tr><th></th>{labels}{figures}</tr>{rows}</table></div>'
+    stages = "".join(_stages(family) for family in families)
+    return page(
+        "HiLRP: twelve architectures explained",
+        f"{intro}{wall}{meanings(verdicts)}"
+        f'<h2>From the last stage to the pixels</h2><p class="soft">The first question again, at the stages of each model, and where its score went.</p>'
+        f'<div class="card wall stages"><table>{stages}</table></div>'
+        '<p class="soft">Do it yourself: <code>hilrp scenes 8 -o scenes</code>, <code>hilrp explain scenes/images --model zoo/swin --target top3</code>, '
+        "or a photograph of yours: <code>hilrp explain photo.jpg</code>.</p>",
+        _STYLE,
+    )
+
+
+def _scene(pair: Sequence[Question]) -> str:
+    scene = pair[0].scene
+    return f'<th class="scene gap" colspan="2">{image(_enlarged(scene.image / 255), scene.caption, lossless=True)}{escape(scene.caption)}</th>'
+
+
+def _label(question: Question) -> str:
+    thing = next(t for t in question.scene.things if t.label == question.label)
+    return f'<span class="dot" style="background:{_DOTS[thing.colour]}"></span>{escape(thing.name)}'
+
+
+def _row(family: Family, questions: Sequence[Question]) -> str:
+    found = family.shown
+    cells = "".join(_map(found, i, question) for i, question in enumerate(questions))
+    low, high = np.quantile(family.share, [0.1, 0.9])
+    verdicts = found.verdicts
+    common = max(set(verdicts), key=verdicts.count)
+    return (
+        f'<tr><td class="name"><b>{escape(family.title)}</b><br><span class="small">zoo/{escape(str(family.card["name"]))}, {family.card["parameters"] / 1e6:.1f} M<br>'  # type: ignore[operator]
+        f"mAP {family.card['mean_average_precision']:.4f}</span></td>{cells}"
+        f'<td class="figure">{float(found.score[0]):.2f}</td>'
+        f'<td class="figure">{np.median(family.share):.2f}<br><span class="small">{low:.2f} – {high:.2f}</span></td>'
+        f'<td class="figure">{max(family.residual):.0e}</td>'
+        f'<td class="figure">{np.mean(family.hits):.0%}</td><td class="figure">{np.mean(family.inside):.0%}</td>'
+        f"<td>{badge(common)}</td></tr>"
+    )
+
+
+def _map(found: Explanation, i: int, question: Question) -> str:
+    relevance, mask = found.map[i], question.mask
+    picture = _enlarged(blend(question.scene.image / 255, relevance.numpy()), mask)
+    on_it = hit(relevance, mask)
+    tick = f'<span class="{"yes" if on_it else "no"}">{"✓" if on_it else "✗"}</span>'
+    text = f"{question.scene.caption}: relevance for {_plain(question)}, score {float(found.score[i]):.2f}"
+    return f'<td class="{"gap" if i % 2 == 0 else ""}"><div class="tick">{image(picture, text, quality=88)}{tick}</div></td>'
+
+
+def _plain(question: Question) -> str:
+    return next(t.name for t in question.scene.things if t.label == question.label)
+
+
+def _stages(family: Family) -> str:
+    found = family.shown
+    # Stages behind a class token hold all relevance on that token: their maps are empty.
+    names = [name for name, maps in found.stages.items() if float(maps[0].abs().max()) > 0]
+    if len(names) > _STAGES:
+        names = [names[round(i)] for i in np.linspace(0, len(names) - 1, _STAGES)]
+    cells = []
+    for name in reversed(names):
+        stage = found.stages[name][0].numpy()
+        text = f"{name}: {float(found.trace[name][0]):.2f} of the score"
+        small = Image.fromarray((255 * coloured(stage)).astype(np.uint8))
+        cells.append(
+            f'<td>{image(small, text, lossless=True)}<span class="small">{escape(name)} · {stage.shape[0]} x {stage.shape[1]}</span></td>'
+        )
+    cells = ["<td></td>"] * (_STAGES - len(cells)) + cells
+    pixels = Image.fromarray((255 * coloured(found.map[0].numpy())).astype(np.uint8))
+    cells.append(f'<td>{image(pixels, "the pixels", lossless=True)}<span class="small">pixels · 128 x 128</span></td>')
+    return f'<tr><td class="name"><b>{escape(family.title)}</b></td>{"".join(cells)}<td class="gap">{_books(found)}</td></tr>'
+
+
+def _books(found: Explanation) -> str:
+    """Where the first score went: bars as long as the parts, red for and blue against."""
+    ledger = found.ledger
+    parts = [("pixels", float(ledger.pixels[0])), *((n, float(v[0])) for n, v in ledger.entries.items())]
+    parts = [(name, value) for name, value in parts if abs(value) > 0.005 * abs(float(ledger.score[0]))]
+    total = sum(abs(value) for _, value in parts)
+    colours = {True: ("#b2182b", "#e58267"), False: ("#2166ac", "#67a9cf")}
+    bars = "".join(
+        f'<div title="{escape(name)}: {value:.2f}" style="width:{abs(value) / total:.1%};background:{colours[value >= 0][name != "pixels"]}"></div>'
+        for name, value in parts
+    )
+    words = " ".join(f"{'+' if value >= 0 else '−'} {abs(value):.2f} {escape(name)}" for name, value in parts)
+    return f'<div class="bar">{bars}</div><span class="small">{float(ledger.score[0]):.2f} = {words.removeprefix("+ ")}</span>'
+
+
+def _enlarged(picture: np.ndarray, mask: Mask | None = None) -> Image.Image:
+    """A picture ``[H,W,3]`` of values from 0 to 1, enlarged; with a white line around the mask."""
+    size = (picture.shape[1] * _ZOOM, picture.shape[0] * _ZOOM)
+    large = Image.fromarray((255 * np.clip(picture, 0, 1)).astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    if mask is None:
+        return large
+    solid = np.pad(mask.repeat(_ZOOM, 0).repeat(_ZOOM, 1), 1)
+    core = solid[1:-1, 1:-1] & solid[:-2, 1:-1] & solid[2:, 1:-1] & solid[1:-1, :-2] & solid[1:-1, 2:]
+    pixels = np.array(large)
+    pixels[solid[1:-1, 1:-1] & ~core] = 255
+    return Image.fromarray(pixels)

@@ -1,0 +1,75 @@
+"""The page of a run of `hilrp explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hilrp.gallery import Outcome
+from hilrp.pages.parts import badge, image, meanings, page
+from hilrp.verdicts import Verdict
+
+#: At most this many images are shown: the page holds them all in itself.
+_SHOWN = 100
+_WIDTH = 1400
+
+_STYLE = """
+.head { display: flex; flex-wrap: wrap; gap: 6px 18px; align-items: baseline; margin-bottom: 8px; }
+.head b { font-size: 17px; overflow-wrap: anywhere; }
+.failed { border-left: 4px solid #c00020; }
+.card img { width: 100%; }
+"""
+
+
+def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[str, str], title: str) -> str:
+    """One card per image: its figure, the class, the score, and what the books say."""
+    done = [o for o in outcomes if o.error is None]
+    failed = {str(o.source.path): o.error for o in outcomes if o.error is not None} | dict(problems)
+    settings = done[0].facts["settings"] if done else {}
+    parts = [f"<h1>{escape(title)}</h1>"]
+    if settings:
+        rules = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
+        parts.append(
+            f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])} weights; target: {escape(settings["target"])}; '
+            f"rules: {escape(rules)}; hilrp {escape(settings['hilrp'])}</p>"
+        )
+    parts.append(
+        f"<p>{len(done)} of {len(done) + len(failed)} explained. Red speaks for the class, blue against it.</p>"
+    )
+    parts.append(meanings(Verdict(v) for o in done for v in o.facts["verdict"]))
+    if failed:
+        rows = "".join(f"<p><b>{escape(name)}</b>: {escape(str(why))}</p>" for name, why in failed.items())
+        parts.append(f'<div class="card failed"><b>Not explained</b>{rows}</div>')
+    parts += [_card(folder, o) for o in done[:_SHOWN]]
+    if len(done) > _SHOWN:
+        parts.append(f"<p>{len(done) - _SHOWN} more are in the folder; this page shows the first {_SHOWN}.</p>")
+    return page(title, "\n".join(parts), _STYLE)
+
+
+def _card(folder: Path, outcome: Outcome) -> str:
+    from PIL import Image
+
+    facts, name = outcome.facts, outcome.source.name
+    with Image.open(folder / f"{name}.png") as figure:
+        small = figure.convert("RGB")
+        small.thumbnail((_WIDTH, 10 * _WIDTH), Image.Resampling.LANCZOS)
+    heads = "".join(_head(facts, i) for i in range(len(facts["score"])))
+    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in facts["image_notes"])
+    files = ", ".join(f'<a href="{escape(name, quote=True)}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
+    return (
+        f'<div class="card"><div class="head"><b>{escape(name)}</b><span class="soft">{files}</span></div>{heads}{notes}'
+        f"{image(small, f'{name}: input, relevance on it, signed map, stages, books', quality=85)}</div>"
+    )
+
+
+def _head(facts: Mapping[str, Any], i: int) -> str:
+    explained = facts["names"][i] if facts["names"] else "score"
+    if facts["against_names"]:
+        explained += f" rather than {facts['against_names'][i]}"
+    return (
+        f'<div class="head"><span>{escape(explained)}</span><span class="number">score {facts["score"][i]:.3f}</span>'
+        f'<span class="number">pixels {facts["pixel_share"][i]:.1%} of it</span>'
+        f'<span class="number">residual {facts["residual"][i]:.0e}</span>{badge(Verdict(facts["verdict"][i]))}</div>'
+    )
