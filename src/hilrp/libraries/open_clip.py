@@ -8,6 +8,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -101,6 +102,6 @@ def load(name: str, checkpoint: str | Path | None = None, classes: Sequence[str]
         captions = torch.cat([model.eval().encode_text(tokenise([f"a photo of a {n}" for n in p])) for p in parts])
         scale = float(model.logit_scale.exp())
     tower = model.visual
-    transform = open_clip.image_transform_v2(open_clip.transform.PreprocessCfg(**tower.preprocess_cfg), is_train=False)
+    transform = image_transform_v2(PreprocessCfg(**tower.preprocess_cfg), is_train=False)
     preprocess = Preprocess(transform, tuple(tower.image_mean), tuple(tower.image_std))
     return Loaded(f"open_clip/{name}", ZeroShot(tower, captions, scale), preprocess, names)

@@ -1,0 +1,135 @@
+"""Image files of every sort."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hilrp.errors import InputError
+from hilrp.images import find, read
+
+RED, GREEN = (200, 30, 30), (30, 200, 30)
+
+
+def two_halves(mode="RGB", left=RED, right=GREEN):
+    image = Image.new(mode, (40, 20), left)
+    image.paste(right, (20, 0, 40, 20))
+    return image
+
+
+def corners(image):
+    values = np.asarray(image).astype(int)
+    return values[3, 3].tolist(), values[-4, -4].tolist()
+
+
+def test_plain(tmp_path):
+    two_halves().save(tmp_path / "a.png")
+    image, notes = read(tmp_path / "a.png")
+    assert (image.mode, notes, corners(image)) == ("RGB", [], (list(RED), list(GREEN)))
+
+
+def test_exif_rotation(tmp_path):
+    """Orientation 6 of the EXIF standard: the stored picture has to be turned by 90 degrees clockwise."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    two_halves().save(tmp_path / "a.png", exif=exif)
+    image, _ = read(tmp_path / "a.png")
+    assert image.size == (20, 40)
+    assert corners(image) == (list(RED), list(GREEN))
+    assert np.asarray(image)[3, -4].tolist() == list(RED)
+
+
+def test_cmyk(tmp_path):
+    two_halves("CMYK", (0, 255, 255, 0), (255, 0, 255, 0)).save(tmp_path / "a.jpg", quality=95)
+    first, second = corners(read(tmp_path / "a.jpg")[0])
+    assert first[0] > 220
+    assert first[1] < 40
+    assert second[1] > 220
+    assert second[0] < 40
+
+
+@pytest.mark.parametrize(("ending", "mode"), [("png", "I;16"), ("tif", "I;16"), ("tif", "I"), ("tif", "F")])
+def test_sixteen_bits_keep_their_contrast(tmp_path, ending, mode):
+    values = np.linspace(0, 65535, 256).round().reshape(16, 16)
+    kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+    Image.fromarray(values.astype(kind)).save(tmp_path / f"a.{ending}")
+    image, notes = read(tmp_path / f"a.{ending}")
+    grey = np.asarray(image)[..., 0].astype(int).flatten()
+    assert len(notes) == 1
+    assert np.abs(grey - np.arange(256)).max() <= 1
+
+
+def test_floats_up_to_one(tmp_path):
+    Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(tmp_path / "a.tif")
+    assert np.abs(np.asarray(read(tmp_path / "a.tif")[0])[..., 0].flatten().astype(int) - np.arange(256)).max() <= 1
+
+
+@pytest.mark.parametrize("form", ["RGBA", "LA", "P"])
+def test_transparent_places_become_white(tmp_path, form):
+    image = two_halves("RGBA", (*RED, 0), (*GREEN, 255))
+    if form == "P":
+        image = image.quantize(4)
+    image.convert(form).save(tmp_path / "a.png")
+    found, notes = read(tmp_path / "a.png")
+    assert corners(found)[0] == [255, 255, 255]
+    assert corners(found)[1] != [255, 255, 255]
+    assert "white" in notes[0]
+
+
+def test_an_opaque_picture_with_an_alpha_channel_is_not_noted(tmp_path):
+    two_halves().convert("RGBA").save(tmp_path / "a.png")
+    assert read(tmp_path / "a.png")[1] == []
+
+
+def test_animation(tmp_path):
+    two_halves().save(tmp_path / "a.gif", save_all=True, append_images=[two_halves(left=GREEN)])
+    image, notes = read(tmp_path / "a.gif")
+    assert corners(image)[0][0] > 150
+    assert "first of 2" in notes[0]
+
+
+def test_grey_and_bilevel(tmp_path):
+    for mode, value in (("L", 99), ("1", 1)):
+        Image.new(mode, (8, 8), value).save(tmp_path / "a.png")
+        assert read(tmp_path / "a.png")[0].mode == "RGB"
+
+
+def test_broken_files(tmp_path):
+    whole = tmp_path / "whole.jpg"
+    Image.effect_noise((200, 200), 50).save(whole)
+    (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:2000])
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "empty.png").write_bytes(b"")
+    for name in ("cut.jpg", "text.png", "empty.png"):
+        with pytest.raises(InputError, match="not a readable image"):
+            read(tmp_path / name)
+
+
+def test_a_bomb(tmp_path, monkeypatch):
+    two_halves().save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InputError, match="Scale the image down"):
+        read(tmp_path / "a.png")
+
+
+def test_finding(tmp_path):
+    for name in ("b/x.png", "b/deep/y.JPG", "b/.hidden.png", "b/notes.txt", "c/x.png", "z.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    found, problems = find([tmp_path / "b"])
+    assert [s.name for s in found] == ["deep/y", "x"]
+    assert problems == {}
+    found, _ = find([tmp_path / "*" / "x.png", tmp_path / "z.bin", tmp_path / "b" / "x.png"])
+    assert [s.name for s in found] == ["x-1", "x-2", "z"]
+    found, problems = find([tmp_path / "none*.png", tmp_path / "empty"])
+    assert found == []
+    assert "no such file" in problems[str(tmp_path / "none*.png")]
+    assert "no images in this folder" in problems[str(tmp_path / "empty")]
+
+
+def test_names_of_results_do_not_collide(tmp_path):
+    for name in ("scan.png", "scan.png.jpg"):
+        (tmp_path / name).write_bytes(b"")
+    assert [s.name for s in find([tmp_path])[0]] == ["scan", "scan_png"]

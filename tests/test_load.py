@@ -1,0 +1,262 @@
+"""`hilrp.load`: every library's models with their own preprocessing and class names; checkpoints that nobody vouches for."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import hilrp
+from conftest import shared
+from hilrp.errors import InputError
+from hilrp.libraries.loaded import Loaded, Preprocess
+
+
+@pytest.fixture
+def weights():
+    """A small model with seven classes of its own."""
+    return timm.create_model("test_convnext", num_classes=7).state_dict()
+
+
+@pytest.fixture
+def picture():
+    return Image.fromarray((torch.rand(120, 90, 3) * 255).byte().numpy())
+
+
+def same(model, weights):
+    return all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_timm(weights, tmp_path, picture):
+    save_file(weights, tmp_path / "w.safetensors")
+    loaded = hilrp.load("test_convnext", tmp_path / "w.safetensors")
+    assert loaded.name == "timm/test_convnext"
+    assert same(loaded.model, weights)
+    assert not loaded.model.training
+    assert loaded.classes is None
+    config = timm.data.resolve_data_config({}, model=loaded.model)
+    assert torch.equal(loaded.preprocess(picture), timm.data.create_transform(**config)(picture))
+    assert loaded.batch([picture, picture]).shape == (2, 3, 160, 160)
+    named = hilrp.load("test_convnext", tmp_path / "w.safetensors", classes=list("abcdefg"))
+    assert named.index("c") == 2
+    with pytest.raises(InputError, match="3 names, but timm/test_convnext tells 7"):
+        hilrp.load("test_convnext", tmp_path / "w.safetensors", classes=["a", "b", "c"])
+
+
+def test_a_real_checkpoint_names_what_it_sees():
+    """The published TinyViT on a photograph of a known class, by name."""
+    import json
+
+    file = shared("checkpoints", "tiny_vit_5m_224.safetensors")
+    loaded = hilrp.load("timm/tiny_vit_5m_224.dist_in22k_ft_in1k", file)
+    index = json.loads(shared("images", "imagenet_val", "index.json").read_text())[:24]
+    truth = json.loads(shared("images", "imagenet_classes.json").read_text())
+    pictures = [Image.open(shared("images", "imagenet_val", i["file"])).convert("RGB") for i in index]
+    with torch.no_grad():
+        best = loaded.model(loaded.batch(pictures)).argmax(1).tolist()
+    assert sum(b == i["label"] for b, i in zip(best, index, strict=True)) >= 16
+    for label in (0, 207, 807):
+        # The two lists of names are of different hands; most agree in their first word.
+        assert loaded.classes[label].split(",")[0].lower().split() == truth[label].replace("_", " ").lower().split()
+    assert loaded.index("golden retriever") == 207
+    assert loaded.index("Tinca tinca") == 0
+
+
+def test_a_model_without_classes():
+    """DINOv2 has no classifier."""
+    file = shared("checkpoints", "vit_small_patch14_dinov2.safetensors")
+    ordinary = hilrp.load("vit_small_patch14_dinov2", file)
+    assert ordinary.classes is None
+    assert ordinary.model.pos_embed.shape == (1, 1 + 37**2, 384)
+
+
+def test_the_authors_own_format_is_translated(tmp_path):
+    """Microsoft's Swin checkpoints name their stages otherwise and hold masks; timm knows how to read them."""
+    from timm.models.swin_transformer import SwinTransformer
+
+    name = "swin_tiny_patch4_window7_224"
+    source = timm.create_model(name, num_classes=4)
+    assert isinstance(source, SwinTransformer)
+    original = {}
+    for key, value in source.state_dict().items():
+        key = key.replace("head.fc.", "head.")
+        for i in (1, 2, 3):  # timm merges patches at the start of a stage, the authors at the end of the one before
+            key = key.replace(f"layers.{i}.downsample", f"layers.{i - 1}.downsample")
+        original[key] = value
+    original["layers.0.blocks.1.attn_mask"] = torch.zeros(64, 49, 49)
+    torch.save({"model": original}, tmp_path / "swin.pth")
+    loaded = hilrp.load(name, tmp_path / "swin.pth")
+    assert same(loaded.model, source.state_dict())
+
+
+def test_torchvision(tmp_path, picture):
+    from torchvision import models
+
+    source = models.squeezenet1_1(num_classes=9)
+    save_file(source.state_dict(), tmp_path / "w.safetensors")
+    loaded = hilrp.load("torchvision/squeezenet1_1", tmp_path / "w.safetensors")
+    assert same(loaded.model, source.state_dict())
+    weights = models.get_model_weights("squeezenet1_1").DEFAULT
+    assert torch.equal(loaded.preprocess(picture), weights.transforms()(picture))
+    full = models.resnet18()
+    save_file(full.state_dict(), tmp_path / "full.safetensors")
+    assert hilrp.load("torchvision/resnet18", tmp_path / "full.safetensors").index("goldfish") == 1
+    with pytest.raises(InputError, match="does detection"):
+        hilrp.load("torchvision/ssd300_vgg16", tmp_path / "full.safetensors")
+
+
+def test_transformers(tmp_path, picture):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8,
+        id2label={0: "cat", 1: "dog", 2: "fox"}, label2id={"cat": 0, "dog": 1, "fox": 2},
+    )  # fmt: skip
+    model = transformers.ViTForImageClassification(config)
+    model.save_pretrained(tmp_path / "vit")
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.4, 0.5, 0.6])
+    processor.save_pretrained(tmp_path / "vit")
+    loaded = hilrp.load(f"transformers/{tmp_path}/vit")
+    assert same(loaded.model, model.state_dict())
+    assert loaded.classes == ["cat", "dog", "fox"]
+    assert loaded.preprocess.mean == (0.4, 0.5, 0.6)
+    torch.testing.assert_close(
+        loaded.preprocess(picture), processor(images=picture, return_tensors="pt")["pixel_values"][0]
+    )
+    found = hilrp.explain(loaded.model, loaded.batch([picture]), loaded.index("dog"))
+    assert float(found.ledger.residual.max()) < 1e-4
+    transformers.ViTModel(config).save_pretrained(tmp_path / "body")
+    with pytest.raises(InputError, match="no image classifier"):
+        hilrp.load(f"transformers/{tmp_path}/body")
+    with pytest.raises(InputError, match="a type of model"):
+        hilrp.load("transformers/vit")
+
+
+def test_open_clip(tmp_path, picture):
+    """A zero-shot classifier: its logits are the model's own similarities of image and captions."""
+    open_clip = pytest.importorskip("open_clip")
+    name = "ViT-S-32-alt"
+    source = open_clip.create_model(name).eval()
+    torch.save({"state_dict": source.state_dict()}, tmp_path / "w.pt")
+    loaded = hilrp.load(f"open_clip/{name}", tmp_path / "w.pt", classes=["cat", "dog"])
+    _, _, transform = open_clip.create_model_and_transforms(name)
+    x = loaded.batch([picture])
+    torch.testing.assert_close(x[0], transform(picture))
+    tokens = open_clip.get_tokenizer(name)(["a photo of a cat", "a photo of a dog"])
+    with torch.no_grad():
+        expected, _ = source.get_logits(x, tokens)
+        torch.testing.assert_close(loaded.model(x), expected, rtol=1e-4, atol=1e-5)
+    found = hilrp.explain(loaded.model, x, loaded.index("dog"))
+    assert float(found.ledger.residual.max()) < 1e-4
+
+
+def test_a_function_of_the_users_own(tmp_path, monkeypatch, picture):
+    (tmp_path / "mine_to_load.py").write_text(
+        "import torch\n"
+        "net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))\n"
+        "def turn(image): return torch.ones(3, 2, 2)\n"
+        "def good(): return net, turn, ['a', 'b']\n"
+        "def bad(): return net\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    loaded = hilrp.load("mine_to_load:good")
+    assert loaded.index("b") == 1
+    assert loaded.batch([picture]).shape == (1, 3, 2, 2)
+    with pytest.raises(InputError, match="without its own preprocessing"):
+        hilrp.load("mine_to_load:bad")
+    with pytest.raises(InputError, match="loads its own weights"):
+        hilrp.load("mine_to_load:good", tmp_path / "w.pt")
+
+
+def test_without_a_connection_the_message_says_what_to_do(monkeypatch):
+    def offline(*args, **options):
+        raise OSError("cannot reach the hub")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(InputError, match=r"could not be loaded .*cannot reach the hub.*checkpoint.*zoo/swin"):
+        hilrp.load("resnet50")
+
+
+@pytest.mark.parametrize("name", ["swinn", "zoo/swinn", "nolibrary/swin"])
+def test_unknown_names(name):
+    with pytest.raises(InputError, match=r"no model of that name|none of the libraries"):
+        hilrp.load(name)
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda w: w,
+    lambda w: {"state_dict": w, "epoch": 3},
+    lambda w: {"model": {f"module.{k}": v for k, v in w.items()}, "optimizer": {"lr": torch.ones(1)}},
+    lambda w: {"model": {k: v + 1 for k, v in w.items()}, "model_ema": w},
+    lambda w: {f"_orig_mod.{k}": v for k, v in w.items()},
+    lambda w: {k: v.half() for k, v in w.items()},
+])  # fmt: skip
+def test_files_of_torch_save(weights, tmp_path, wrap):
+    weights = {k: v.half().float() for k, v in weights.items()}
+    torch.save(wrap(weights), tmp_path / "w.pth")
+    assert same(hilrp.load("test_convnext", tmp_path / "w.pth").model, weights)
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (open, ("exploded", "w"))
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path, monkeypatch, weights):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": weights, "args": _Bomb()}, tmp_path / "torch.pt")
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps({"state_dict": _Bomb()}))
+    for name in ("torch.pt", "plain.pkl"):
+        with pytest.raises(InputError, match=name):
+            hilrp.load("test_convnext", tmp_path / name)
+    assert not (tmp_path / "exploded").exists()
+    with pytest.raises(InputError, match="would run code"):
+        hilrp.load("test_convnext", tmp_path / "torch.pt")
+
+
+def test_checkpoints_that_do_not_fit_say_which_names(weights, tmp_path):
+    weights = dict(weights)
+    weights["stem.0.weight"] = weights["stem.0.weight"][:, :, :1]
+    weights["odd.one"] = weights.pop("head.fc.bias")
+    save_file({k: v.contiguous() for k, v in weights.items()}, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match="does not fit test_convnext") as found:
+        hilrp.load("test_convnext", tmp_path / "w.safetensors")
+    for words in ("it lacks head.fc.bias", "the model has no odd.one", "stem.0.weight (", "instead of"):
+        assert words in str(found.value)
+
+
+def test_files_that_are_no_checkpoints(tmp_path):
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    (tmp_path / "text.pt").write_text("hello")
+    torch.save({"epoch": 3}, tmp_path / "empty.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name, words in (
+        ("cut.safetensors", "not a readable safetensors"), ("text.pt", "text.pt"), ("empty.pt", "holds no weights"),
+        ("list.pt", "holds no weights"), ("missing.pt", "no such file"), (".", "a folder"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            hilrp.load("test_convnext", tmp_path / name)
+
+
+def test_classes_by_name():
+    loaded = Loaded(
+        "m",
+        torch.nn.Identity(),
+        Preprocess(lambda i: i, (0,), (1,)),
+        ["tench, Tinca tinca", "crane", "crane, tower crane", "red_fox"],
+    )
+    assert [loaded.index(n) for n in ("tench", "TINCA tinca", "tower crane", "red fox", "2")] == [0, 0, 2, 3, 2]
+    for name, words in (("crane", "several: 1"), ("tenc", "Did you mean 'tench'"), ("4", "0 to 3"), ("-1", "0 to 3")):
+        with pytest.raises(InputError, match=words):
+            loaded.index(name)
+    nameless = Loaded("m", torch.nn.Identity(), loaded.preprocess)
+    assert nameless.index("7") == 7
+    assert nameless.named(7) == "class 7"
+    with pytest.raises(InputError, match="no names"):
+        nameless.index("cat")
