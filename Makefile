@@ -28,7 +28,7 @@ demo:
 	$(RUN) -m hilrp.cli demo -o out/demo
 
 figures:
-	$(RUN) scripts/readme_figure.py
+	$(RUN) scripts/figures.py
 
 format:
 	$(RUN) -m ruff check --fix .

@@ -5,7 +5,7 @@
 Explains the labelled class of Oxford-IIIT Pet photographs (cut to the model's own preprocessing) and prints, per
 model and preset: the pixels' share of the score (median and central 80 %), the largest residual of the books, and
 pointing (the share of photographs whose most relevant pixel lies inside the mask) with its standard error. The
-control points to the centre of every photograph. Needs the shared material: see scripts/readme_figure.py.
+control points to the centre of every photograph. Needs the shared material: see scripts/figures.py.
 """
 
 from __future__ import annotations

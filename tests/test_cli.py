@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,7 +13,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import hilrp.gallery
 from hilrp.cli import app
+from hilrp.scenes import Scenes
 
 
 @pytest.fixture
@@ -23,65 +27,240 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture
-def picture(tmp_path):
-    Image.fromarray((torch.rand(120, 90, 4) * 255).byte().numpy(), "RGBA").save(tmp_path / "cat.png")
-    return tmp_path / "cat.png"
+def folder(tmp_path):
+    """Three scenes."""
+    (tmp_path / "pictures" / "more").mkdir(parents=True)
+    for i, scene in enumerate(Scenes(seed=1)[:3]):
+        Image.fromarray(scene.image).save(tmp_path / "pictures" / ("more/" * (i == 2)) / f"{i}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def picture(folder):
+    return folder / "0.png"
 
 
 def invoke(*args):
     return CliRunner().invoke(app, [str(a) for a in args])
 
 
-def test_explain(checkpoint, picture, tmp_path):
-    broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"not an image")
+def words(result):
+    return " ".join(result.output.split())
+
+
+def files(path):
+    return sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
+
+
+def test_a_folder(folder, tmp_path):
     out = tmp_path / "out"
-    result = invoke("explain", picture, broken, "--model", "test_convnext", "--checkpoint", checkpoint, "-o", out)
-    assert result.exit_code == 1, result.output
-    assert "broken.jpg" in result.output.replace("\n", "")
-    assert "1 of 2 written" in result.output
-    assert sorted(p.name for p in out.iterdir()) == ["cat.json", "cat.npz", "cat.png"]
-    facts = json.loads((out / "cat.json").read_text())
-    assert 0 <= facts["target"][0] < 7
+    result = invoke("explain", folder, "--model", "zoo/resnet", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert "3 of 3 explained." in result.output
+    stems = ["0", "1", "more/2"]
+    assert files(out) == sorted(["index.html", *(f"{s}.{kind}" for s in stems for kind in ("json", "npz", "png"))])
+    scene = Scenes(seed=1)[2]
+    facts = json.loads((out / "more/2.json").read_text())
+    assert facts["names"][0] in [t.name for t in scene.things]
+    assert facts["names"][0] in result.output
     assert facts["residual"][0] < 1e-4
+    assert facts["verdict"][0] in ("valid", "absorbed", "inflated")
+    assert facts["strongest"][0]["logit"] == pytest.approx(facts["score"][0], abs=1e-5)
+    arrays = np.load(out / "more/2.npz")
+    assert arrays["map"].shape == (1, 128, 128)
+    assert arrays["map"].sum() == pytest.approx(facts["pixels"][0], rel=1e-4)
+    assert {name for name in arrays if name.startswith("stage/")}
+
+
+def test_the_page_needs_nothing_else(folder, tmp_path):
+    (folder / "broken & torn.png").write_bytes(b"no")
+    out = tmp_path / "out"
+    result = invoke("explain", folder, "missing-*.png", "--model", "zoo/resnet", "-o", out)
+    assert result.exit_code == 1
+    page = (out / "index.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)[a-z]+:', page)
+    assert "<script" not in page
+    assert page.count('src="data:image/') == 3
+    assert "3 of 5 explained" in page
+    assert "broken &amp; torn.png" in page
+    assert "missing-*.png" in page
+
+
+def test_bad_files_do_not_keep_the_others(folder, tmp_path):
+    (folder / "broken.jpg").write_bytes(b"not an image")
+    result = invoke("explain", folder, "--model", "zoo/resnet", "-o", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "broken.jpg: not a readable image" in words(result)
+    assert "3 of 4 explained." in result.output
+    assert "broken.json" not in files(tmp_path / "out")
+
+
+def test_an_image_that_can_not_be_explained_does_not_keep_its_batch(folder, tmp_path, monkeypatch):
+    real = hilrp.Explainer.explain
+
+    def picky(self, x, target=None):
+        if bool((x[:, :, 0, 0] == torch.tensor(marked)).all(1).any()):
+            raise hilrp.ModelError("this one not")
+        return real(self, x, target)
+
+    marked = hilrp.load("zoo/resnet").preprocess(Image.open(folder / "1.png"))[:, 0, 0].tolist()
+    monkeypatch.setattr(hilrp.Explainer, "explain", picky)
+    result = invoke("explain", folder, "--model", "zoo/resnet", "-o", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "2 of 3 explained." in result.output
+    assert "1.png: this one not" in words(result)
+    assert [f for f in files(tmp_path / "out") if f.endswith("json")] == ["0.json", "more/2.json"]
+
+
+def test_a_run_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
+    out, explained = tmp_path / "out", []
+    real = hilrp.Explainer.explain
+    monkeypatch.setattr(
+        hilrp.Explainer, "explain", lambda self, x, t=None: explained.append(len(x)) or real(self, x, t)
+    )
+    options = ["--model", "zoo/resnet", "-o", out]
+    assert invoke("explain", folder / "0.png", *options).exit_code == 0
+    before = (out / "0.json").stat().st_mtime_ns
+    result = invoke("explain", folder, *options)
+    assert sum(explained) == 3
+    assert "3 of 3 explained (1 of them by an earlier run)" in words(result)
+    assert (out / "0.json").stat().st_mtime_ns == before
+    assert (out / "index.html").read_text().count('src="data:image/') == 3
+    # Another picture under the same name, another target, or the wish of the user: done again.
+    Image.fromarray(Scenes(seed=1)[9].image).save(folder / "0.png")
+    invoke("explain", folder, *options)
+    assert sum(explained) == 4
+    invoke("explain", folder, *options, "--target", "red star")
+    assert sum(explained) == 7
+    invoke("explain", folder, *options, "--target", "red star", "--fresh")
+    assert sum(explained) == 10
+    # A file that was lost half-way through.
+    (out / "1.json").write_text("{")
+    invoke("explain", folder, *options, "--target", "red star")
+    assert sum(explained) == 11
+
+
+def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):
+    """The facts come last: without them the image is done again."""
+
+    def full(*args, **options):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    result = invoke("explain", picture, "--model", "zoo/resnet", "-o", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "no space left" in result.output
+    assert files(tmp_path / "out") == ["0.npz", "index.html"]
+
+
+def test_targets(picture, tmp_path):
+    def facts(*options):
+        result = invoke("explain", picture, "--model", "zoo/resnet", "-o", tmp_path / "out", "--json", *options)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)[0]
+
+    top = facts("--target", "top3")
+    assert len(top["score"]) == 3
+    assert top["score"] == sorted(top["score"], reverse=True)
+    assert [s["name"] for s in top["strongest"][:3]] == top["names"]
+    by_name, by_index = facts("--target", "Blue Ring"), facts("--target", "5")
+    assert by_name["names"] == by_index["names"] == ["blue ring"]
+    assert by_name["score"] == by_index["score"]
+    against = facts("--target", "blue ring", "--against", "red ring")
+    assert against["against_names"] == ["red ring"]
+    red = facts("--target", "red ring")["score"][0]
+    assert against["score"][0] == pytest.approx(by_name["score"][0] - red, abs=1e-4)
+    assert facts("--stages")["names"] == top["names"][:1]
+
+
+def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
+    (tmp_path / "names.txt").write_text("\n".join("ant bee cow dog eel fox gnu".split()))
+    options = ["--model", "test_convnext", "--checkpoint", checkpoint, "-o", tmp_path / "out"]
+    assert "class" in invoke("explain", picture, *options).output
+    result = invoke("explain", picture, *options, "--classes", tmp_path / "names.txt", "--target", "fox")
+    assert result.exit_code == 0, result.output
+    assert "fox" in result.output
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
-        (["--model", "test_convnxt"], "no such model"),
-        (["--model", "test_convnext", "--checkpoint", "missing.safetensors"], "not a readable safetensors"),
+        (["--model", "test_convnxt"], "Did you mean test_convnext"),
+        (["--model", "test_convnext", "--checkpoint", "missing.safetensors"], "no such file"),
         (["--model", "test_resnet", "--checkpoint", "CHECKPOINT"], "does not fit"),
-        (["--model", "test_convnext", "--checkpoint", "CHECKPOINT", "--rules", "magic"], "not a preset"),
+        (["--model", "zoo/resnet", "--rules", "magic"], "not a preset"),
+        (["--model", "zoo/resnet", "--target", "red sta"], "Did you mean 'red star'"),
+        (["--model", "zoo/resnet", "--target", "12"], "0 to 11"),
+        (["--model", "zoo/resnet", "--target", "top99"], "top1 to top10"),
+        (["--model", "zoo/resnet", "--target", "red star", "--against", "red star"], "contrasted with itself"),
+        (["--model", "test_convnext", "--checkpoint", "CHECKPOINT", "--target", "cat"], "no names for its classes"),
+        (["--model", "zoo/resnet", "--device", "abacus"], "--device abacus"),
+        (["--model", "zoo/resnet", "--classes", "CHECKPOINT"], "not a text file"),
     ],
 )
-def test_errors(checkpoint, picture, tmp_path, options, words):
+def test_errors(checkpoint, picture, tmp_path, options, message):
     options = [str(checkpoint) if o == "CHECKPOINT" else o for o in options]
     result = invoke("explain", picture, *options, "-o", tmp_path / "out")
     assert result.exit_code == 2
-    assert words in " ".join(result.output.split())
-    assert not list((tmp_path / "out").iterdir())
+    assert message in words(result)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
-def test_bad_output(checkpoint, picture):
-    result = invoke("explain", picture, "--model", "test_convnext", "--checkpoint", checkpoint, "-o", picture)
+def test_nothing_to_explain(tmp_path):
+    result = invoke("explain", tmp_path / "none.png", "--model", "zoo/resnet", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "no such file or folder" in words(result)
+
+
+def test_bad_output(picture):
+    result = invoke("explain", picture, "--model", "zoo/resnet", "-o", picture)
     assert result.exit_code == 2
     assert "error" in result.output
 
 
-def test_images_of_the_same_name_do_not_overwrite_each_other(checkpoint, picture, tmp_path):
+def test_images_of_the_same_name_do_not_overwrite_each_other(picture, tmp_path):
     (tmp_path / "other").mkdir()
-    other = tmp_path / "other" / "cat.png"
+    other = tmp_path / "other" / "0.png"
     other.write_bytes(picture.read_bytes())
-    result = invoke(
-        "explain", picture, other, "--model", "test_convnext", "--checkpoint", checkpoint, "-o", tmp_path / "out"
-    )
+    result = invoke("explain", picture, other, "--model", "zoo/resnet", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["cat-1.png", "cat-2.png"]
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["0-1.png", "0-2.png"]
+
+
+def test_models():
+    assert "zoo/swin" in invoke("models").output
+    named = json.loads(invoke("models", "maxvit_tiny", "--json").stdout)
+    assert "timm/maxvit_tiny_tf_224" in named
+    assert all("maxvit_tiny" in name for name in named)
+    assert json.loads(invoke("models", "zoo/*vit", "--json").stdout)[0] == "zoo/vit"
+    assert invoke("models", "nothing-like-it").exit_code == 1
+    result = invoke("models", "--library", "keras")
+    assert result.exit_code == 2
+    assert "choose from zoo" in words(result)
+
+
+def test_scenes(tmp_path):
+    result = invoke("scenes", 2, "-o", tmp_path / "s", "--seed", 5)
+    assert result.exit_code == 0, result.output
+    found = np.array(Image.open(tmp_path / "s/images/0001.png"))
+    assert np.array_equal(found, Scenes(seed=5)[1].image)
+    assert "images/0000.png" in (tmp_path / "s/index.json").read_text()
 
 
 def test_demo(tmp_path):
-    result = invoke("demo", "-o", tmp_path / "demo", "--steps", 3)
+    result = invoke("demo", "-o", tmp_path / "demo", "--objects", 2, "--json")
     assert result.exit_code == 0, result.output
-    assert "passed" in result.output
-    assert (tmp_path / "demo" / "demo.png").exists()
+    found = json.loads(result.stdout)
+    assert len(found["families"]) == 12
+    assert max(row["residual"] for row in found["families"]) < 1e-4
+    page = (tmp_path / "demo" / "index.html").read_text()
+    for row in found["families"]:
+        assert f"<b>{row['family']}</b>" in page
+    assert not re.search(r'(src|href)="(?!data:)[a-z]+:', page)
+
+
+@pytest.mark.parametrize("command", ["explain", "models", "scenes", "demo", "audit", "coverage", "verify"])
+def test_every_command_explains_itself(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert command in invoke("--help").output

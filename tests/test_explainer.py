@@ -219,17 +219,17 @@ class TestExplanation:
     def test_save_and_read_back(self, swin, x, tmp_path):
         found = hilrp.explain(swin, x)
         files = found.save(tmp_path / "deep" / "result.png", classes=list("abcde"))
-        assert [f.name for f in files] == ["result.npz", "result.json", "result.png"]
+        assert [f.name for f in files] == ["result.npz", "result.png", "result.json"]
         assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["result.json", "result.npz", "result.png"]
         arrays = np.load(files[0])
         np.testing.assert_array_equal(arrays["map"], found.map.numpy())
         assert arrays["stage/layers.1"].shape == (3, 8, 8)
-        facts = json.loads(files[1].read_text())
+        facts = json.loads(files[2].read_text())
         np.testing.assert_allclose(facts["score"], found.score.numpy(), rtol=1e-6)
         np.testing.assert_allclose(
             np.add(facts["pixels"], sum(np.array(v) for v in facts["entries"].values())), facts["score"], rtol=1e-4
         )
-        assert files[2].read_bytes().startswith(b"\x89PNG")
+        assert files[1].read_bytes().startswith(b"\x89PNG")
 
     def test_several_inputs_are_all_saved(self, tmp_path):
         class Two(nn.Module):
@@ -242,7 +242,7 @@ class TestExplanation:
 
     def test_a_contrast_says_so(self, swin, x, tmp_path):
         found = hilrp.explain(swin, x, hilrp.targets.Contrast(3, 1))
-        assert json.loads(found.save(tmp_path / "c")[1].read_text())["against"] == [1, 1, 1]
+        assert json.loads(found.save(tmp_path / "c")[-1].read_text())["against"] == [1, 1, 1]
         assert found.plot().axes[0].get_title().startswith("class 3 rather than 1")
 
     def test_repr_is_short(self, swin, x):
@@ -251,7 +251,7 @@ class TestExplanation:
     def test_a_failed_save_leaves_nothing_half_written(self, swin, x, tmp_path):
         with pytest.raises(hilrp.InputError, match="classes has 1 names"):
             hilrp.explain(swin, x, 3).save(tmp_path / "result", classes=["only one"])
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["result.json", "result.npz"]
+        assert not list(tmp_path.iterdir())
 
     def test_plot_and_show(self, swin, x, monkeypatch):
         import matplotlib.pyplot

@@ -75,3 +75,16 @@ def test_a_part_of_a_contrast_with_named_inputs(swin, x):
     part = hilrp.explain(Named().eval(), {"pixel_values": x}, hilrp.targets.Contrast(2, 0))[:2]
     assert part.against.tolist() == [0, 0]
     assert part.relevance["pixel_values"].shape[0] == part.output["logits"].shape[0] == 2
+
+
+def test_a_stage_whose_shape_does_not_tell_where_its_channels_are():
+    """The first stage of the zoo's Swin is 32 x 32 with 32 channels: the others tell that channels come last."""
+    loaded = hilrp.load("zoo/swin")
+    scene = Scenes(seed=1)[3]
+    found = hilrp.explain(loaded.model, loaded.batch([Image.fromarray(scene.image)]), scene.things[0].label)
+    stage = found.stages["layers.0"][0]
+    assert stage.shape == (32, 32)
+    # What is summed over 4 x 4 pixels is nearly the map of the patches; summed over the wrong axis it is nothing like it.
+    pixels = found.map[0].unflatten(0, (32, 4)).unflatten(2, (32, 4)).sum((1, 3))
+    alike = torch.corrcoef(torch.stack([stage.flatten(), pixels.flatten()]))[0, 1]
+    assert float(alike) > 0.6

@@ -89,26 +89,32 @@ def fitted(
         checkpoint: The file, likewise.
         translate: From another format of the weights to the model's own, tried if they don't fit as they are.
     """
+    model, problem = _fill(make, state)
+    if problem and translate is not None:
+        try:
+            model, still = _fill(make, translate(dict(state), make(None)))
+        except (
+            Exception
+        ):  # written for the published files, it may stumble over any other: those are reported as they are
+            still = problem
+        problem = problem if still else ""
+    if problem:
+        raise InputError(
+            f"checkpoint {checkpoint} does not fit {name}: {problem}. Give the name of the model that it was saved from."
+        )
+    return model
+
+
+def _fill(make: Callable[[int | None], nn.Module], state: State) -> tuple[nn.Module, str]:
+    """A model with these weights, or with what doesn't fit."""
     model = make(None)
     classes = _classes(model.state_dict(), state)
     if classes is not None:
         model = make(classes)
     problem = _difference(model.state_dict(), state)
-    if problem and translate is not None:
-        try:
-            translated = translate(dict(state), model)
-        except (
-            Exception
-        ):  # written for the published files, it may stumble over any other: then those are reported as they are
-            translated = state
-        if not _difference(model.state_dict(), translated):
-            state, problem = translated, ""
-    if problem:
-        raise InputError(
-            f"checkpoint {checkpoint} does not fit {name}: {problem}. Give the name of the model that it was saved from."
-        )
-    model.load_state_dict(state, strict=False)
-    return model
+    if not problem:
+        model.load_state_dict(state, strict=False)
+    return model, problem
 
 
 def _classes(own: Mapping[str, Tensor], state: State) -> int | None:

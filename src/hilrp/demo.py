@@ -67,13 +67,18 @@ class Family:
 
 
 def shown() -> list[Question]:
-    """The questions that are shown: the two largest objects of the first scenes that hold three or more."""
-    questions = []
-    full = (scene for scene in Scenes(seed=0) if len(scene.things) >= 3)
-    for scene in islice(full, _SHOWN):
-        largest = sorted(scene.things, key=lambda thing: -int(thing.mask.sum()))[:2]
-        questions += [Question(scene, thing.label) for thing in largest]
-    return questions
+    """The questions that are shown: the two largest objects of the first scenes that are fit for it."""
+    pairs = (_pair(scene) for scene in Scenes(seed=0))
+    return [question for pair in islice(filter(None, pairs), _SHOWN) for question in pair]
+
+
+def _pair(scene: Scene) -> list[Question]:
+    """The two largest of three or more objects, if none is cut and the two have neither colour nor shape in common."""
+    if len(scene.things) < 3 or min(thing.visible for thing in scene.things) < 1:
+        return []
+    first, second, *_ = sorted(scene.things, key=lambda thing: -int(thing.mask.sum()))
+    alike = first.colour == second.colour or first.shape == second.shape
+    return [] if alike else [Question(scene, first.label), Question(scene, second.label)]
 
 
 def measured(count: int = MEASURED) -> list[Question]:

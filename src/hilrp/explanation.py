@@ -123,7 +123,7 @@ class Explanation:
 
         Args:
             classes: Names of the classes, for the titles.
-            samples: Which samples to draw; by default the first eight.
+            samples: Which samples to draw; by default the first ten.
             pictures: What the model saw, ``[B,3,H,W]`` from 0 to 1; by default the input, stretched to its range.
             all_stages: Draw the maps of all stages, and not only of four.
         """
@@ -163,10 +163,11 @@ class Explanation:
             raise InputError(f"save({str(path)!r}): give a file name; .npz, .json and .png are added to it.")
         base.parent.mkdir(parents=True, exist_ok=True)
         plain = {name: _array(value) for name, value in self._arrays().items()}
+        # Drawn before anything is written: names that don't fit are noticed here.
+        figure = self.plot(classes, pictures=pictures, all_stages=all_stages) if "map" in plain else None
         written = [base.with_name(base.name + ".npz")]
         write_whole(written[0], lambda file: np.savez_compressed(file, **plain))
-        if "map" in plain:
-            figure = self.plot(classes, pictures=pictures, all_stages=all_stages)
+        if figure is not None:
             written.append(base.with_name(base.name + ".png"))
             write_whole(written[1], lambda file: figure.savefig(file, format="png"))
         text = json.dumps(dict(facts or {}) | self.facts(), indent=1)

@@ -50,8 +50,8 @@ class Wanted:
             return Wanted(said, against=other)
         if plain.startswith("top") and plain[3:].isdigit():
             count = int(plain[3:])
-            if not 1 <= count <= 20:
-                raise InputError(f"target {text}: from top1 to top20.")
+            if not 1 <= count <= 10:
+                raise InputError(f"target {text}: from top1 to top10.")
             return Wanted(said, strongest=count, against=other)
         label = loaded.index(text)
         if label == other:

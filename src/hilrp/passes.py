@@ -17,7 +17,7 @@ from hilrp.errors import AuditError, HilrpError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.rules import Rules
-from hilrp.stages import first_map, to_map
+from hilrp.stages import channels_last, first_map, to_map
 from hilrp.targets import Contrast, Target, score_of
 from hilrp.tree import map_tensors, tensors
 
@@ -62,6 +62,7 @@ class Pass:
         self.books = books
         self.sums: dict[str, Tensor] = {}
         self.maps: dict[str, Tensor] = {}
+        self._channels_last: list[bool | None] = []
         self._stages, self._batch = stages, batch
         self._image = next((t.shape[2:] for t in tensors(x) if t.ndim == 4), None)
         self.engine = engine = Engine(model, rules, books, on_problem, self._capture, inspect=inspect)
@@ -131,13 +132,18 @@ class Pass:
         if features is None or features.shape[0] != self._batch:
             return
         value, image, books, sums, maps = features.detach(), self._image, self.books, self.sums, self.maps
+        order = self._channels_last
+        if image is not None and features.ndim == 4:
+            order.append(channels_last(features.shape, image))
 
         def read(g: Tensor | None) -> None:
             if g is None:
                 return
             relevance = value * (g / books.seed)
             sums[path] = relevance.flatten(1).sum(1).double()
-            found = to_map(relevance, image) if image is not None else None
+            # A model keeps to one order: a stage whose shape doesn't tell it (32 channels of 32 x 32) goes by the others.
+            known = next((last for last in order if last is not None), None)
+            found = to_map(relevance, image, known) if image is not None else None
             if found is not None:
                 maps[path] = found
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 #: Relevance is signed: blue speaks against the target, red for it, white is zero.
 COLOURS = "seismic"
 #: At most this many stage maps are drawn; more (the blocks of a flat transformer) are thinned out evenly.
-_STAGES = 4
+STAGES = 4
 #: At most this many samples are drawn, unless they are named.
-_ROWS = 8
+_ROWS = 10
 
 
 def draw(
@@ -36,9 +36,7 @@ def draw(
     samples = list(range(min(_ROWS, len(explanation)))) if samples is None else list(samples)
     image = explanation._image(explanation.input).detach().float().cpu().numpy()
     maps = explanation.map.detach().float().cpu().numpy()
-    # The last blocks of a model with a class token hold all relevance on that token: an empty map says nothing.
-    names = [name for name, stage in explanation.stages.items() if bool(stage[samples].abs().max() > 0)]
-    names = names if all_stages else _thinned(names)
+    names = stages_shown(explanation, samples, all_stages)
     columns = 4 + len(names)
     drawing.set_size_inches(2.5 * columns + 1.3, 2.7 * len(samples))
     drawing.set_layout_engine("constrained")
@@ -82,14 +80,15 @@ def overlay(axis, picture: np.ndarray, relevance: np.ndarray) -> None:  # type: 
 
 
 def blend(picture: np.ndarray, relevance: np.ndarray) -> np.ndarray:
-    """The picture ``[H,W,3]`` in grey, with relevance laid over it: the stronger, the more opaque. Lightly smoothed."""
+    """The picture ``[H,W,3]`` in pale grey, with relevance laid over it: the stronger, the more opaque. Lightly smoothed."""
     smooth = max(1, min(relevance.shape) // 48)
     kernel = np.hanning(2 * smooth + 3)[1:-1]
     kernel /= kernel.sum()
     blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 0, relevance)
     blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 1, blurred)
     strength = np.clip(np.abs(blurred) / symmetric(blurred)["vmax"], 0, 1)[..., None]
-    blended: np.ndarray = (1 - 0.8 * strength) * picture.mean(2, keepdims=True) + 0.8 * strength * coloured(blurred)
+    ground = 0.4 + 0.6 * picture.mean(2, keepdims=True)
+    blended: np.ndarray = (1 - 0.9 * strength) * ground + 0.9 * strength * coloured(blurred)
     return blended
 
 
@@ -100,10 +99,13 @@ def coloured(relevance: np.ndarray) -> np.ndarray:
     return colours
 
 
-def _thinned(names: list[str]) -> list[str]:
-    if len(names) <= _STAGES:
+def stages_shown(explanation: Explanation, samples: Sequence[int], all_stages: bool = False) -> list[str]:
+    """The stages whose maps are drawn: a few, evenly chosen, unless all are wanted."""
+    # The last blocks of a model with a class token hold all relevance on that token: an empty map says nothing.
+    names = [name for name, stage in explanation.stages.items() if bool(stage[list(samples)].abs().max() > 0)]
+    if all_stages or len(names) <= STAGES:
         return names
-    return [names[round(i)] for i in np.linspace(0, len(names) - 1, _STAGES)]
+    return [names[round(i)] for i in np.linspace(0, len(names) - 1, STAGES)]
 
 
 def _title(explanation: Explanation, i: int, classes: list[str] | None) -> str:

@@ -90,17 +90,29 @@ def first_map(output: object) -> Tensor | None:
     return next((t for t in tensors(output) if t.requires_grad and t.ndim in (3, 4)), None)
 
 
-def to_map(relevance: Tensor, image: Sequence[int]) -> Tensor | None:
+def channels_last(shape: Sequence[int], image: Sequence[int]) -> bool | None:
+    """Whether features ``[B,a,b,c]`` are ``[B,h,w,C]``, by the image's proportions; ``None`` if they may as well be ``[B,C,h,w]``.
+
+    Example:
+        >>> channels_last((1, 7, 7, 96), (224, 224)), channels_last((1, 32, 32, 32), (128, 128))
+        (True, None)
+    """
+    ratio = image[0] / image[1]
+    last, first = (abs(math.log(h / w / ratio)) for h, w in (shape[1:3], shape[2:4]))
+    return None if abs(last - first) < 1e-6 else last < first
+
+
+def to_map(relevance: Tensor, image: Sequence[int], last: bool | None = None) -> Tensor | None:
     """Relevance of features ``[B,C,h,w]``, ``[B,h,w,C]`` or tokens ``[B,N,C]`` as a map ``[B,h,w]``; channels are summed.
 
     ``image`` is the height and width of the input. Tokens before the grid (class, distillation, register
-    tokens) aren't part of the map. ``None`` if there is no grid of the image's proportions.
+    tokens) aren't part of the map. ``None`` if there is no grid of the image's proportions. ``last`` tells where the
+    channels are in features whose shape doesn't.
     """
     ratio = image[0] / image[1]
     if relevance.ndim == 4:
-        _, a, b, c = relevance.shape
-        channels_last = abs(math.log(a / b / ratio)) < abs(math.log(b / c / ratio)) - 1e-6
-        return relevance.sum(3 if channels_last else 1)
+        own = channels_last(relevance.shape, image)
+        return relevance.sum(3 if (last if own is None else own) else 1)
     tokens = relevance.sum(2)
     for prefix in range(min(17, tokens.shape[1])):
         count = tokens.shape[1] - prefix

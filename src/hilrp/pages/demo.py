@@ -11,32 +11,33 @@ from PIL import Image
 from hilrp.demo import Control, Family, Question, hit
 from hilrp.explanation import Explanation
 from hilrp.pages.parts import badge, image, meanings, page
-from hilrp.plotting import blend, coloured
+from hilrp.plotting import STAGES, blend, coloured, stages_shown
 from hilrp.scenes import Mask
 
 #: Pictures are enlarged this much before outlines are drawn, so that these stay thin.
 _ZOOM = 2
-_STAGES = 4
 
 _STYLE = """
 .wall { overflow-x: auto; padding: 6px 18px 14px; }
 .wall td, .wall th { padding: 5px 5px; text-align: center; }
-.wall td.name { text-align: left; min-width: 128px; padding-right: 14px; }
+.wall td.name { text-align: left; white-space: nowrap; padding-right: 12px; }
 .wall td.name b { font-size: 16px; }
-.wall td img { width: 124px; border-radius: 7px; margin: 0 auto; }
-.wall th img { width: 253px; border-radius: 9px; margin: 0 auto 3px; }
-.wall th.scene { max-width: 256px; font-weight: 400; line-height: 1.3; vertical-align: top; }
-.wall td.figure { min-width: 86px; font-variant-numeric: tabular-nums; }
+.wall td img { width: 112px; max-width: none; border-radius: 7px; margin: 0 auto; }
+.wall th img { width: 234px; max-width: none; border-radius: 9px; margin: 0 auto 3px; }
+.wall th.scene { max-width: 236px; font-weight: 400; line-height: 1.3; vertical-align: top; }
+.wall td.figure { min-width: 74px; font-variant-numeric: tabular-nums; }
 .wall tr + tr td { border-top: 1px solid #eef0f3; }
 .gap { padding-left: 18px !important; }
-.tick { position: relative; }
-.tick span { position: absolute; right: 8px; bottom: 6px; width: 17px; height: 17px; border-radius: 50%; font: 700 11px/17px system-ui, sans-serif; color: #fff; }
-.yes { background: #1a7f37; } .no { background: #c00020; }
+.yes { color: #1a7f37; } .no { color: #c00020; }
+.legend { text-align: left; font-weight: 400; max-width: 400px; white-space: normal; }
+.legend .scale { height: 12px; border-radius: 6px; background: linear-gradient(90deg, #00004d, #0000ff, #ffffff, #ff0000, #800000); border: 1px solid var(--line); }
+.legend .ends { display: flex; justify-content: space-between; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 5px; }
 .bar { display: flex; width: 260px; height: 14px; border-radius: 4px; overflow: hidden; background: #eef0f3; }
-.stages td img { width: 92px; image-rendering: pixelated; }
+.stages td img { width: 96px; image-rendering: pixelated; }
 .small { font-size: 12.5px; color: var(--soft); }
 """
+#: What the colours of objects look like beside their names.
 _DOTS = {"red": "#d1242f", "yellow": "#e3b341", "blue": "#1f6feb"}
 
 
@@ -44,17 +45,18 @@ def demo_page(families: Sequence[Family], questions: Sequence[Question], control
     """The whole page."""
     count = len(families[0].hits)
     verdicts = {v for family in families for v in family.shown.verdicts}
-    intro = f"""<h1>Twelve architectures, one question: what in the picture speaks for this class?</h1>
+    intro = """<h1>Twelve architectures, one question: what in the picture speaks for this class?</h1>
 <p>Each row is a model of another family, trained on scenes like these and explained from one forward and one backward pass. Each scene
-is explained for two classes, and the relevance has to move from one object to the other. <b style="color:#b40000">Red</b> speaks for the
-class, <b style="color:#0000b4">blue</b> against it; the white line is the true object. A tick: the most relevant pixel lies on it.</p>
-<p class="soft">Measured on {count} other objects: a bell in the middle of the picture, which looks at no model, points to
-{control.pointing:.0%} of them, and an object covers {control.area:.0%} of a picture.</p>"""
+is explained for two of its objects, and the relevance has to move from one to the other.</p>"""
+    legend = f"""<div class="legend"><div class="scale"></div><div class="ends"><span>against the class</span><span>for it</span></div>
+<p>The white line is the true object. <b class="yes">✓</b>: the most relevant pixel lies on it. The number is the score, the logit of the class.</p>
+<p>The figures below are measured on {count} objects of other scenes. An object covers {control.area:.0%} of a picture; a bell over the
+middle, which looks at no model, points to {control.pointing:.0%} of them and has {control.inside:.0%} of its mass on them.</p></div>"""
     head = "".join(_scene(questions[i : i + 2]) for i in range(0, len(questions), 2))
     labels = "".join(f'<th class="{"gap" if i % 2 == 0 else ""}">{_label(q)}</th>' for i, q in enumerate(questions))
-    figures = "<th>score<br>(first)</th><th>pixels'<br>share</th><th>books'<br>residual</th><th>pointing</th><th>relevance<br>on object</th><th>verdict</th>"
+    figures = "<th class='gap'>pixels'<br>share</th><th>books'<br>residual</th><th>pointing</th><th>relevance<br>on object</th><th>verdict</th>"
     rows = "".join(_row(family, questions) for family in families)
-    wall = f'<div class="card wall"><table><tr><th></th>{head}<th colspan="6"></th></tr><tr><th></th>{labels}{figures}</tr>{rows}</table></div>'
+    wall = f'<div class="card wall"><table><tr><th></th>{head}<th colspan="5" class="gap">{legend}</th></tr><tr><th></th>{labels}{figures}</tr>{rows}</table></div>'
     stages = "".join(_stages(family) for family in families)
     return page(
         "HiLRP: twelve architectures explained",
@@ -84,10 +86,9 @@ def _row(family: Family, questions: Sequence[Question]) -> str:
     verdicts = found.verdicts
     common = max(set(verdicts), key=verdicts.count)
     return (
-        f'<tr><td class="name"><b>{escape(family.title)}</b><br><span class="small">zoo/{escape(str(family.card["name"]))}, {family.card["parameters"] / 1e6:.1f} M<br>'  # type: ignore[operator]
+        f'<tr><td class="name"><b>{escape(family.title)}</b><br><span class="small">zoo/{escape(str(family.card["name"]))}<br>{family.card["parameters"] / 1e6:.1f} M, '  # type: ignore[operator]
         f"mAP {family.card['mean_average_precision']:.4f}</span></td>{cells}"
-        f'<td class="figure">{float(found.score[0]):.2f}</td>'
-        f'<td class="figure">{np.median(family.share):.2f}<br><span class="small">{low:.2f} – {high:.2f}</span></td>'
+        f'<td class="figure gap">{np.median(family.share):.2f}<br><span class="small">{low:.2f} – {high:.2f}</span></td>'
         f'<td class="figure">{max(family.residual):.0e}</td>'
         f'<td class="figure">{np.mean(family.hits):.0%}</td><td class="figure">{np.mean(family.inside):.0%}</td>'
         f"<td>{badge(common)}</td></tr>"
@@ -98,9 +99,10 @@ def _map(found: Explanation, i: int, question: Question) -> str:
     relevance, mask = found.map[i], question.mask
     picture = _enlarged(blend(question.scene.image / 255, relevance.numpy()), mask)
     on_it = hit(relevance, mask)
-    tick = f'<span class="{"yes" if on_it else "no"}">{"✓" if on_it else "✗"}</span>'
+    mark = f'<b class="{"yes" if on_it else "no"}">{"✓" if on_it else "✗"}</b>'
     text = f"{question.scene.caption}: relevance for {_plain(question)}, score {float(found.score[i]):.2f}"
-    return f'<td class="{"gap" if i % 2 == 0 else ""}"><div class="tick">{image(picture, text, quality=88)}{tick}</div></td>'
+    below = f'<span class="small number">{mark} {float(found.score[i]):.2f}</span>'
+    return f'<td class="{"gap" if i % 2 == 0 else ""}">{image(picture, text, quality=88)}{below}</td>'
 
 
 def _plain(question: Question) -> str:
@@ -109,19 +111,18 @@ def _plain(question: Question) -> str:
 
 def _stages(family: Family) -> str:
     found = family.shown
-    # Stages behind a class token hold all relevance on that token: their maps are empty.
-    names = [name for name, maps in found.stages.items() if float(maps[0].abs().max()) > 0]
-    if len(names) > _STAGES:
-        names = [names[round(i)] for i in np.linspace(0, len(names) - 1, _STAGES)]
     cells = []
-    for name in reversed(names):
+    for name in reversed(stages_shown(found, [0])):
         stage = found.stages[name][0].numpy()
         text = f"{name}: {float(found.trace[name][0]):.2f} of the score"
         small = Image.fromarray((255 * coloured(stage)).astype(np.uint8))
         cells.append(
             f'<td>{image(small, text, lossless=True)}<span class="small">{escape(name)} · {stage.shape[0]} x {stage.shape[1]}</span></td>'
         )
-    cells = ["<td></td>"] * (_STAGES - len(cells)) + cells
+    if not cells:
+        cells = [f'<td colspan="{STAGES}" class="small">its stages have two token grids each, and no single map</td>']
+    else:
+        cells = ["<td></td>"] * (STAGES - len(cells)) + cells
     pixels = Image.fromarray((255 * coloured(found.map[0].numpy())).astype(np.uint8))
     cells.append(f'<td>{image(pixels, "the pixels", lossless=True)}<span class="small">pixels · 128 x 128</span></td>')
     return f'<tr><td class="name"><b>{escape(family.title)}</b></td>{"".join(cells)}<td class="gap">{_books(found)}</td></tr>'

@@ -121,7 +121,7 @@ class Scenes(Sequence[Scene]):
     Example:
         >>> scenes = Scenes(seed=0, count=2)
         >>> [scene.caption for scene in scenes]
-        ['', '']
+        ['a checked red cross', 'a checked yellow ring left of a striped yellow triangle']
     """
 
     def __init__(
