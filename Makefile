@@ -1,4 +1,4 @@
-# make test: lint, types and tests. make demo: trains a small model on drawn shapes and explains it.
+# make test: lint, types and tests. make demo: explains scenes with every family of the zoo.
 # Both build the environment first, if it isn't there: see scripts/environment.py.
 PYTHON ?= python3
 RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import hilrp
 
@@ -25,12 +26,13 @@ def test_docstring_examples(name):
     assert failed == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/engine.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/engine.md", "docs/zoo.md"])
 def test_documents_examples(document, tmp_path, monkeypatch):
     """Every Python block of a document, run in order in one namespace."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
     assert blocks
     monkeypatch.chdir(tmp_path)
+    Image.effect_noise((260, 240), 60).convert("RGB").save("photo.jpg")
     # No model hub in a test: the same architecture with random weights.
     monkeypatch.setattr("timm.create_model", _without_download(__import__("timm").create_model))
     namespace: dict[str, object] = {}
@@ -48,6 +50,17 @@ def test_import_needs_torch_alone():
     assert found.stdout.strip() == ""
 
 
-def test_links_of_the_readme_exist():
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text()):
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize("document", ["README.md", "docs/zoo.md", "docs/engine.md", "CONTRIBUTING.md"])
+def test_links_exist(document):
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):
+        assert (ROOT / document).parent.joinpath(link).exists(), link
+
+
+def test_the_page_of_the_zoo_says_what_the_cards_say():
+    from hilrp.libraries import zoo
+
+    page = (ROOT / "docs" / "zoo.md").read_text()
+    for name in zoo.names():
+        card = zoo.card(name)
+        row = f"| `zoo/{name}` | {card['architecture']} | {card['parameters'] / 1e6:.2f} M | {card['mean_average_precision']:.4f} |"
+        assert row in page

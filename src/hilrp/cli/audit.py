@@ -16,6 +16,7 @@ from hilrp.building import Built, build
 from hilrp.cli.base import app, console, fail, print_json
 from hilrp.coverage.splits import judge
 from hilrp.errors import HilrpError, InputError
+from hilrp.names import ZOO, is_factory
 from hilrp.tree import tensors
 
 _TYPES = ("float64", "float32", "bfloat16", "float16")
@@ -95,7 +96,9 @@ def audit(
 
 def _facts(built: Built) -> dict[str, Any]:
     shapes = [list(t.shape) for t in tensors(built.inputs)]
-    weights = "the factory's" if ":" in built.name else "published" if built.pretrained else "random"
+    place = built.name.partition("/")[0]
+    weights = "random" if not built.pretrained else "the zoo's own" if place == ZOO else "published"
+    weights = "the factory's" if is_factory(built.name) else weights
     dtype = str(next((t.dtype for t in tensors(built.inputs) if t.is_floating_point()), "")).removeprefix("torch.")
     return {"name": built.name, "parameters": built.parameters, "inputs": shapes, "weights": weights, "dtype": dtype}
 

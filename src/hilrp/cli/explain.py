@@ -17,7 +17,9 @@ from hilrp.errors import HilrpError, InputError
 from hilrp.files import write_whole
 from hilrp.gallery import Gallery, Outcome, Wanted
 from hilrp.images import find
+from hilrp.names import ZOO
 from hilrp.verdicts import Verdict
+from hilrp.zoo.architectures import ARCHITECTURES
 
 
 @app.command()
@@ -26,7 +28,8 @@ def explain(
     model: Annotated[
         str,
         typer.Option(
-            help="zoo/swin and its like come with hilrp; or a model of timm, torchvision, transformers or open_clip. See `hilrp models`."
+            help="zoo/swin and its like come with hilrp; or a model of timm, torchvision, transformers or open_clip. See `hilrp models`.",
+            autocompletion=lambda: [f"{ZOO}/{name}" for name in ARCHITECTURES],
         ),
     ] = "timm/tiny_vit_5m_224.dist_in22k_ft_in1k",
     checkpoint: Annotated[
@@ -38,12 +41,18 @@ def explain(
         typer.Option(help="A text file with the names of the classes, one per line, for a model of your own."),
     ] = None,
     target: Annotated[
-        str, typer.Option(help="'prediction', a class by name or index, or 'top5' for the five strongest.")
+        str,
+        typer.Option(
+            help="'prediction', a class by name or index, or 'top5' for the five strongest.",
+            autocompletion=lambda: ["prediction", "top3", "top5"],
+        ),
     ] = "prediction",
     against: Annotated[
         str | None, typer.Option(help="Why the target rather than this class: explains the difference of the two.")
     ] = None,
-    rules: Annotated[str, typer.Option(help=f"One of {', '.join(hilrp.PRESETS)}.")] = "hilrp",
+    rules: Annotated[
+        str, typer.Option(help=f"One of {', '.join(hilrp.PRESETS)}.", autocompletion=lambda: list(hilrp.PRESETS))
+    ] = "hilrp",
     stages: Annotated[
         bool, typer.Option("--stages", help="Draw the maps of all stages, and not only of four.")
     ] = False,
@@ -72,7 +81,8 @@ def explain(
         if not sources:
             raise InputError(" ".join(f"{name}: {why}" for name, why in problems.items()))
         output.mkdir(parents=True, exist_ok=True)
-        loaded = hilrp.load(model, checkpoint, _names(classes), device)
+        with errors.status(f"loading {model}, or its weights from the network"):
+            loaded = hilrp.load(model, checkpoint, _names(classes), device)
         explainer = hilrp.Explainer(loaded.model, rules)
         wanted = Wanted.parse(target, loaded, against)
         gallery = Gallery(loaded, explainer, wanted, output, checkpoint, batch, stages, fresh)
