@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import hilrp.gallery
 from hilrp.cli import app
 from hilrp.scenes import Scenes
+from hilrp.verdicts import Verdict
 
 
 @pytest.fixture
@@ -84,6 +85,8 @@ def test_the_page_needs_nothing_else(folder, tmp_path):
     assert "3 of 5 explained" in page
     assert "broken &amp; torn.png" in page
     assert "missing-*.png" in page
+    for word in json.loads((out / "0.json").read_text())["verdict"]:
+        assert Verdict(word).meaning in page
 
 
 def test_bad_files_do_not_keep_the_others(folder, tmp_path):

@@ -45,7 +45,7 @@ def load(
         options = {"classes": classes} if place == "open_clip" else {}
         loaded = library(place).load(found, checkpoint, **options)
         if checkpoint is not None:
-            loaded = replace(loaded, weights=f"{Path(checkpoint).name}'s")
+            loaded = replace(loaded, weights=f"weights of {Path(checkpoint).name}")
     loaded.model.to(device).eval()
     return replace(loaded, classes=_checked(loaded, classes))
 
@@ -82,4 +82,4 @@ def _from_factory(name: str) -> Loaded:
         )
     if not isinstance(preprocess, Preprocess):
         preprocess = Preprocess(preprocess, (0.0,) * 3, (1.0,) * 3)
-    return Loaded(name, model, preprocess, list(rest[0]) if rest and rest[0] else None, "the function's")
+    return Loaded(name, model, preprocess, list(rest[0]) if rest and rest[0] else None, "the function's weights")

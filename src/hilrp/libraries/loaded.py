@@ -55,11 +55,11 @@ class Loaded:
     model: nn.Module
     preprocess: Preprocess
     classes: list[str] | None = None
-    weights: str = "published"
+    weights: str = "published weights"
 
     def __repr__(self) -> str:
         count = f"{len(self.classes)} classes" if self.classes else "classes without names"
-        return f"Loaded({self.name}, {self.weights} weights, {count})"
+        return f"Loaded({self.name}, {self.weights}, {count})"
 
     def batch(self, images: Sequence[Image.Image]) -> Tensor:
         """Several pictures, preprocessed, ``[B,3,H,W]``, where the model is."""

@@ -62,7 +62,7 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     """A model of the zoo with its own weights, or those of a checkpoint."""
     preprocess = Preprocess(_preprocess, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     if checkpoint is None:
-        return Loaded(f"zoo/{name}", model(name), preprocess, list(CLASSES), "the zoo's own")
+        return Loaded(f"zoo/{name}", model(name), preprocess, list(CLASSES), "the zoo's own weights")
     found = checkpoints.fitted(ARCHITECTURES[name].make, checkpoints.read(checkpoint), name, checkpoint)
     return Loaded(f"zoo/{name}", found, preprocess, list(CLASSES))
 

@@ -32,7 +32,7 @@ def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[st
     if settings:
         rules = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
         parts.append(
-            f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])} weights; target: {escape(settings["target"])}; '
+            f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])}; target: {escape(settings["target"])}; '
             f"rules: {escape(rules)}; hilrp {escape(settings['hilrp'])}</p>"
         )
     parts.append(

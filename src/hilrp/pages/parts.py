@@ -64,5 +64,5 @@ def badge(verdict: Verdict) -> str:
 
 def meanings(verdicts: Iterable[Verdict]) -> str:
     """What the verdicts on a page mean."""
-    shown = [v for v in Verdict if v in set(verdicts)]
-    return "".join(f"<p>{badge(v)} {escape(v.meaning)}</p>" for v in shown)
+    found = set(verdicts)
+    return "".join(f"<p>{badge(v)} {escape(v.meaning)}</p>" for v in Verdict if v in found)
