@@ -37,7 +37,7 @@ from hilrp.zoo.accuracy import mean_average_precision
 from hilrp.zoo.architectures import ARCHITECTURES, SIZE
 
 WEIGHTS = Path(__file__).parent.parent / "src/hilrp/zoo/weights"
-#: The seeds of the scenes to train on and of those held out; `hilrp.Scenes` warns users off these.
+#: The seeds of the scenes to train on and of those held out; the documentation of `Scenes` asks users to leave them alone.
 TRAINING, EASY, HELD_OUT = 1_000_000, 1_000_001, 1_000_002
 
 

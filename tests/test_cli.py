@@ -13,7 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-import hilrp.gallery
+import hilrp
+import hilrp.zoo.architectures
 from hilrp.cli import app
 from hilrp.scenes import Scenes
 from hilrp.verdicts import Verdict
@@ -143,6 +144,73 @@ def test_a_run_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
     assert sum(explained) == 11
 
 
+def test_results_are_not_written_over_the_images(folder):
+    before = (folder / "0.png").read_bytes()
+    result = invoke("explain", folder, "--model", "zoo/resnet", "-o", folder)
+    assert result.exit_code == 2
+    assert "would be written over it" in words(result)
+    assert (folder / "0.png").read_bytes() == before
+    assert files(folder) == ["0.png", "1.png", "more/2.png"]
+    for _ in range(2):
+        inside = invoke("explain", folder, "--model", "zoo/resnet", "-o", folder / "out")
+        assert "3 of 3 explained" in inside.output
+
+
+def test_other_weights_under_the_same_name_are_explained_again(folder, tmp_path, monkeypatch):
+    (tmp_path / "mine_to_change.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))\n"
+        "    return net, lambda image: torch.full((3, 2, 2), image.getpixel((0, 0))[0] / 255)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    scores = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        result = invoke("explain", folder / "0.png", "--model", "mine_to_change:make", "-o", "out", "--json")
+        scores.append(json.loads(result.stdout)[0]["score"])
+    assert scores[0] == scores[1] != scores[2]
+
+
+def test_a_folder_of_results_that_was_tidied(folder, tmp_path):
+    out = tmp_path / "out"
+    options = [folder, "--model", "zoo/resnet", "-o", out]
+    invoke("explain", *options)
+    (out / "0.png").unlink()
+    (out / "1.json").write_text("[]")
+    result = invoke("explain", *options)
+    assert result.exit_code == 0, result.output
+    assert "1 of them by an earlier run" in words(result)
+    assert (out / "0.png").exists()
+
+
+def test_preprocessing_that_fails_on_one_image(folder, tmp_path, monkeypatch):
+    (tmp_path / "mine_to_fail.py").write_text(
+        "import torch\n"
+        "def turn(image):\n"
+        "    if image.width < 100: raise ValueError('too small')\n"
+        "    return torch.ones(3, 2, 2)\n"
+        "def make(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)), turn\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (20, 20)).save(folder / "small.png")
+    result = invoke("explain", folder, "--model", "mine_to_fail:make", "-o", "out")
+    assert result.exit_code == 1
+    assert "small.png: ValueError: too small" in words(result)
+    assert "3 of 4 explained" in result.output
+
+
+def test_odd_names(tmp_path):
+    name = "photo #1 50% [old].png"
+    Image.fromarray(Scenes(seed=1)[0].image).save(tmp_path / name)
+    out = tmp_path / "res[old]"
+    result = invoke("explain", tmp_path / name, "--model", "zoo/resnet", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert f"Look at {out / 'index.html'}" in result.output.replace("\n", "")
+    assert 'href="./photo%20%231%2050%25%20%5Bold%5D.png"' in (out / "index.html").read_text()
+    assert "none of the libraries" in words(invoke("explain", tmp_path / name, "--model", "[/x]", "-o", out))
+
+
 def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):
     """The facts come last: without them the image is done again."""
 
@@ -179,7 +247,9 @@ def test_targets(picture, tmp_path):
 def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
     (tmp_path / "names.txt").write_text("\n".join("ant bee cow dog eel fox gnu".split()))
     options = ["--model", "test_convnext", "--checkpoint", checkpoint, "-o", tmp_path / "out"]
-    assert "class" in invoke("explain", picture, *options).output
+    unnamed = invoke("explain", picture, *options)
+    assert unnamed.exit_code == 0, unnamed.output
+    assert re.search(r"class [0-6]", unnamed.output)
     result = invoke("explain", picture, *options, "--classes", tmp_path / "names.txt", "--target", "fox")
     assert result.exit_code == 0, result.output
     assert "fox" in result.output
@@ -195,6 +265,9 @@ def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
         (["--model", "zoo/resnet", "--target", "red sta"], "Did you mean 'red star'"),
         (["--model", "zoo/resnet", "--target", "12"], "0 to 11"),
         (["--model", "zoo/resnet", "--target", "top99"], "top1 to top10"),
+        (["--model", "zoo/resnet", "--target", "top²"], "no such class"),
+        (["--model", "zoo/resnet", "--target", "²"], "no such class"),
+        (["--model", "vit"], "Did you mean zoo/vit"),
         (["--model", "zoo/resnet", "--target", "red star", "--against", "red star"], "contrasted with itself"),
         (["--model", "test_convnext", "--checkpoint", "CHECKPOINT", "--target", "cat"], "no names for its classes"),
         (["--model", "zoo/resnet", "--device", "abacus"], "--device abacus"),
@@ -233,10 +306,15 @@ def test_images_of_the_same_name_do_not_overwrite_each_other(picture, tmp_path):
 def test_models():
     assert "zoo/swin" in invoke("models").output
     named = json.loads(invoke("models", "maxvit_tiny", "--json").stdout)
-    assert "timm/maxvit_tiny_tf_224" in named
+    assert "timm/maxvit_tiny_tf_224.in1k" in named
     assert all("maxvit_tiny" in name for name in named)
     assert json.loads(invoke("models", "zoo/*vit", "--json").stdout)[0] == "zoo/vit"
-    assert invoke("models", "nothing-like-it").exit_code == 1
+    nothing = invoke("models", "nothing-like-it")
+    assert nothing.exit_code == 1
+    assert "nothing-like-it" in nothing.output
+    for name in json.loads(invoke("models", "swin", "--json").stdout):
+        assert not name.startswith("transformers/")
+        assert "3d" not in name
     result = invoke("models", "--library", "keras")
     assert result.exit_code == 2
     assert "choose from zoo" in words(result)
@@ -256,10 +334,20 @@ def test_demo(tmp_path):
     found = json.loads(result.stdout)
     assert len(found["families"]) == 12
     assert max(row["residual"] for row in found["families"]) < 1e-4
+    assert found["objects"] == 2
     page = (tmp_path / "demo" / "index.html").read_text()
     for row in found["families"]:
         assert f"<b>{row['family']}</b>" in page
     assert not re.search(r'(src|href)="(?!data:)[a-z]+:', page)
+
+
+def test_the_demos_table(tmp_path, monkeypatch):
+    monkeypatch.setattr("hilrp.demo.ARCHITECTURES", {"resnet": hilrp.zoo.architectures.ARCHITECTURES["resnet"]})
+    result = invoke("demo", "-o", tmp_path / "demo", "--objects", 3)
+    assert result.exit_code == 0, result.output
+    assert "of 3" in result.output
+    assert "ResNet" in result.output
+    assert "Look at" in result.output
 
 
 @pytest.mark.parametrize("command", ["explain", "models", "scenes", "demo", "audit", "coverage", "verify"])

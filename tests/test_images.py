@@ -60,6 +60,31 @@ def test_sixteen_bits_keep_their_contrast(tmp_path, ending, mode):
     assert np.abs(grey - np.arange(256)).max() <= 1
 
 
+@pytest.mark.parametrize(("high", "top"), [(4095, 4095), (3000, 4095), (1023, 1023), (2**20, 2**20)])
+def test_fewer_or_more_bits_than_sixteen(tmp_path, high, top):
+    """Scanners store 12 bits in 16: such a picture must not come out black."""
+    values = np.linspace(0, high, 256).round().reshape(16, 16)
+    Image.fromarray(values.astype(np.int32)).save(tmp_path / "a.tif")
+    image, notes = read(tmp_path / "a.tif")
+    assert np.abs(np.asarray(image)[..., 0] - values * 255 / top).max() <= 1
+    assert f"to {high:g}" in notes[0]
+
+
+def test_negative_values_keep_their_place(tmp_path):
+    """Hounsfield units begin below zero."""
+    Image.fromarray(np.linspace(-1000, 3095, 256, dtype=np.float32).reshape(16, 16)).save(tmp_path / "a.tif")
+    grey = np.asarray(read(tmp_path / "a.tif")[0])[..., 0].flatten().astype(int)
+    assert grey[0] == 0
+    assert (np.diff(grey) >= 0).all()
+    assert grey[-1] > 200
+
+
+def test_values_that_are_no_numbers(tmp_path):
+    Image.fromarray(np.full((4, 4), np.nan, dtype=np.float32)).save(tmp_path / "a.tif")
+    with pytest.raises(InputError, match="not finite"):
+        read(tmp_path / "a.tif")
+
+
 def test_floats_up_to_one(tmp_path):
     Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(tmp_path / "a.tif")
     assert np.abs(np.asarray(read(tmp_path / "a.tif")[0])[..., 0].flatten().astype(int) - np.arange(256)).max() <= 1
@@ -126,10 +151,29 @@ def test_finding(tmp_path):
     found, problems = find([tmp_path / "none*.png", tmp_path / "empty"])
     assert found == []
     assert "no such file" in problems[str(tmp_path / "none*.png")]
-    assert "no images in this folder" in problems[str(tmp_path / "empty")]
+    assert "there are no images in it" in problems[str(tmp_path / "empty")]
+    (tmp_path / "folder.png").mkdir()
+    found, problems = find([tmp_path / "[bc]", tmp_path / "emp*", tmp_path])
+    assert [s.name for s in found] == ["deep/y", "x-1", "x-2"]
+    assert list(problems) == [str(tmp_path / "emp*")]
+
+
+def test_results_are_not_taken_for_images(tmp_path):
+    for name in ("a.png", "out/a.png", "out2/b.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert [s.name for s in find([tmp_path], tmp_path / "out")[0]] == ["a", "out2/b"]
 
 
 def test_names_of_results_do_not_collide(tmp_path):
     for name in ("scan.png", "scan.png.jpg"):
         (tmp_path / name).write_bytes(b"")
     assert [s.name for s in find([tmp_path])[0]] == ["scan", "scan_png"]
+    (tmp_path / "scan_png.jpg").write_bytes(b"")
+    names = [s.name for s in find([tmp_path])[0]]
+    assert len(set(names)) == 3
+    for name in ("x/a.png", "y/a.png", "z/a-1.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"")
+    names = [s.name for s in find([tmp_path / "x/a.png", tmp_path / "y/a.png", tmp_path / "z/a-1.png"])[0]]
+    assert names == ["a-2", "a-3", "a-1"]

@@ -41,6 +41,8 @@ def test_timm(weights, tmp_path, picture):
     config = timm.data.resolve_data_config({}, model=loaded.model)
     assert torch.equal(loaded.preprocess(picture), timm.data.create_transform(**config)(picture))
     assert loaded.batch([picture, picture]).shape == (2, 3, 160, 160)
+    for mode in ("L", "RGBA", "CMYK", "P", "I", "1"):
+        assert loaded.batch([picture.convert(mode)]).shape == (1, 3, 160, 160)
     named = hilrp.load("test_convnext", tmp_path / "w.safetensors", classes=list("abcdefg"))
     assert named.index("c") == 2
     with pytest.raises(InputError, match="3 names, but timm/test_convnext tells 7"):
@@ -109,6 +111,16 @@ def test_torchvision(tmp_path, picture):
         hilrp.load("torchvision/ssd300_vgg16", tmp_path / "full.safetensors")
 
 
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_torchvision_models_that_scale_their_input_themselves(name, tmp_path):
+    """torchvision tells them to only where it loads published weights; a file of those has to be treated alike."""
+    from torchvision import models
+
+    published = models.get_model(name, weights=None, init_weights=False, transform_input=True)
+    torch.save(published.state_dict(), tmp_path / "w.pt")
+    assert hilrp.load(f"torchvision/{name}", tmp_path / "w.pt").model.transform_input
+
+
 def test_transformers(tmp_path, picture):
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
@@ -128,11 +140,54 @@ def test_transformers(tmp_path, picture):
     )
     found = hilrp.explain(loaded.model, loaded.batch([picture]), loaded.index("dog"))
     assert float(found.ledger.residual.max()) < 1e-4
+    pixel = Image.new("RGB", (32, 32), (255, 128, 0))
+    torch.testing.assert_close(
+        loaded.preprocess.picture(loaded.preprocess(pixel))[:, 0, 0], torch.tensor([1, 128 / 255, 0]), atol=1e-2, rtol=0
+    )
+    # One that neither normalises nor keeps the order of the channels.
+    plain = transformers.MobileViTImageProcessor(
+        size={"height": 32, "width": 32}, crop_size={"height": 32, "width": 32}
+    )
+    plain.save_pretrained(tmp_path / "vit")
+    turned = hilrp.load(f"transformers/{tmp_path}/vit")
+    torch.testing.assert_close(
+        turned.preprocess.picture(turned.preprocess(pixel))[:, 0, 0], torch.tensor([1, 128 / 255, 0]), atol=1e-2, rtol=0
+    )
     transformers.ViTModel(config).save_pretrained(tmp_path / "body")
+    processor.save_pretrained(tmp_path / "body")
     with pytest.raises(InputError, match="no image classifier"):
         hilrp.load(f"transformers/{tmp_path}/body")
     with pytest.raises(InputError, match="a type of model"):
         hilrp.load("transformers/vit")
+
+
+def test_code_in_a_folder_of_transformers_is_not_run(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "config.json").write_text(
+        '{"model_type": "odd", "architectures": ["OddForImageClassification"], "auto_map": {"AutoConfig": "configuration_evil.Odd"}}'
+    )
+    (tmp_path / "evil" / "configuration_evil.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')\nOdd = None\n")
+    monkeypatch.setattr("builtins.input", lambda *a: "y")
+    with pytest.raises(InputError, match="can't be loaded"):
+        hilrp.load(f"transformers/{tmp_path}/evil")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_open_clips_weights_have_the_activation_of_the_model():
+    open_clip = pytest.importorskip("open_clip")
+    from hilrp.libraries.open_clip import _tag, trained
+
+    for name in trained():
+        own = open_clip.get_model_config(name).get("quick_gelu", False)
+        try:
+            tag = _tag(name)
+        except InputError as error:
+            assert "another activation" in str(error)  # noqa: PT017
+            continue
+        assert bool(open_clip.get_pretrained_cfg(name, tag).get("quick_gelu", False)) == own
+    assert _tag("ViT-B-32") != "openai"
+    assert _tag("ViT-B-32-quickgelu") == "openai"
 
 
 def test_open_clip(tmp_path, picture):
@@ -165,6 +220,7 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch, picture):
     loaded = hilrp.load("mine_to_load:good")
     assert loaded.index("b") == 1
     assert loaded.batch([picture]).shape == (1, 3, 2, 2)
+    assert loaded.preprocess.picture(loaded.batch([picture])) is None
     with pytest.raises(InputError, match="without its own preprocessing"):
         hilrp.load("mine_to_load:bad")
     with pytest.raises(InputError, match="loads its own weights"):
@@ -195,6 +251,7 @@ def test_unknown_names(name):
     lambda w: {"model": {f"module.{k}": v for k, v in w.items()}, "optimizer": {"lr": torch.ones(1)}},
     lambda w: {"model": {k: v + 1 for k, v in w.items()}, "model_ema": w},
     lambda w: {f"_orig_mod.{k}": v for k, v in w.items()},
+    lambda w: {f"_orig_mod.module.{k}": v for k, v in w.items()},
     lambda w: {k: v.half() for k, v in w.items()},
 ])  # fmt: skip
 def test_files_of_torch_save(weights, tmp_path, wrap):
@@ -229,6 +286,23 @@ def test_checkpoints_that_do_not_fit_say_which_names(weights, tmp_path):
         hilrp.load("test_convnext", tmp_path / "w.safetensors")
     for words in ("it lacks head.fc.bias", "the model has no odd.one", "stem.0.weight (", "instead of"):
         assert words in str(found.value)
+
+
+def test_a_mismatch_is_not_taken_for_the_number_of_classes(tmp_path):
+    weights = dict(timm.create_model("test_convnext").state_dict())
+    weights["stages.0.blocks.0.mlp.fc1.bias"] = torch.ones(7)
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=r"fc1.bias \(7,\)") as found:
+        hilrp.load("test_convnext", tmp_path / "w.safetensors")
+    assert "head" not in str(found.value)
+
+
+def test_a_checkpoint_that_holds_itself(tmp_path):
+    around: dict[str, object] = {}
+    around["model"] = around
+    torch.save(around, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="holds no weights"):
+        hilrp.load("test_convnext", tmp_path / "w.pt")
 
 
 def test_files_that_are_no_checkpoints(tmp_path):

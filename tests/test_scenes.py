@@ -158,7 +158,12 @@ def test_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"objects": (0, 2)}, "objects="), ({"area": (0.1, 0.5)}, "area="), ({"size": 8}, "size=8")],
+    [
+        ({"seed": -1}, "seed=-1"),
+        ({"objects": (0, 2)}, "objects="),
+        ({"area": (0.1, 0.5)}, "area="),
+        ({"size": 8}, "size=8"),
+    ],
 )
 def test_what_can_not_be_drawn(options, words):
     with pytest.raises(InputError, match=words):

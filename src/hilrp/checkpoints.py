@@ -32,9 +32,8 @@ def read(path: str | Path) -> State:
         raise InputError(
             f"checkpoint {path} holds no weights. Save them with safetensors.torch.save_file(model.state_dict(), FILE)."
         )
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in state)), None):
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
 
 
@@ -64,12 +63,13 @@ def _torch(path: Path) -> Any:
         ) from error
 
 
-def _weights(found: Any) -> State:
+def _weights(found: Any, depth: int = 2) -> State:
+    """The tensors by name; where there are none, those in one of the usual places."""
     if not isinstance(found, Mapping):
         return {}
-    for place in _PLACES:
-        if isinstance(found.get(place), Mapping) and _weights(found[place]):
-            return _weights(found[place])
+    inner = (_weights(found.get(place), depth - 1) for place in _PLACES) if depth else iter(())
+    if state := next(filter(None, inner), None):
+        return state
     return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
@@ -114,6 +114,8 @@ def _fill(make: Callable[[int | None], nn.Module], state: State) -> tuple[nn.Mod
     problem = _difference(model.state_dict(), state)
     if not problem:
         model.load_state_dict(state, strict=False)
+    elif classes is not None:  # then it wasn't the number of classes
+        problem = _difference(make(None).state_dict(), state)
     return model, problem
 
 

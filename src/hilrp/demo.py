@@ -83,7 +83,7 @@ def _pair(scene: Scene) -> list[Question]:
 
 def measured(count: int = MEASURED) -> list[Question]:
     """The first objects of another collection: all of each scene."""
-    found = (Question(scene, thing.label) for scene in Scenes(seed=1) for thing in scene.things)
+    found = (Question(scene, thing.label) for scene in Scenes(seed=1, count=count) for thing in scene.things)
     return list(islice(found, count))
 
 

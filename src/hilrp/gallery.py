@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hilrp
 from hilrp.errors import HilrpError, InputError
@@ -48,7 +49,7 @@ class Wanted:
         plain = text.strip().lower()
         if plain == "prediction":
             return Wanted(said, against=other)
-        if plain.startswith("top") and plain[3:].isdigit():
+        if re.fullmatch("top[0-9]+", plain):
             count = int(plain[3:])
             if not 1 <= count <= 10:
                 raise InputError(f"target {text}: from top1 to top10.")
@@ -90,7 +91,6 @@ class Gallery:
         explainer: What explains it.
         wanted: What is explained.
         folder: Where the results go.
-        checkpoint: The file with the weights, if there is one.
         batch: How many explanations are made at once.
         all_stages: Draw the maps of all stages.
         fresh: Don't use the results of earlier runs.
@@ -100,13 +100,13 @@ class Gallery:
     explainer: Explainer
     wanted: Wanted
     folder: Path
-    checkpoint: Path | None = None
     batch: int = 8
     all_stages: bool = False
     fresh: bool = False
 
     def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
         """Explains files; yields each as it is done. One that fails does not keep the others."""
+        self._spare(sources)
         settings = self._settings()
         waiting: list[_Read] = []
         for source in sources:
@@ -118,8 +118,8 @@ class Gallery:
                     continue
                 image, notes = read(source.path)
                 size, x = image.size, self.loaded.preprocess(image)
-            except (HilrpError, OSError) as error:
-                yield Outcome(source, error=str(error))
+            except Exception as error:  # the preprocessing may be anybody's
+                yield Outcome(source, error=_said(error))
                 continue
             waiting.append(_Read(source, x, {"settings": own, "size": size, "image_notes": notes}))
             if len(waiting) * self.wanted.count >= self.batch:
@@ -127,13 +127,20 @@ class Gallery:
                 waiting = []
         yield from self._explain(waiting)
 
+    def _spare(self, sources: Sequence[Source]) -> None:
+        """Raises if results would be written over images that are to be explained."""
+        results = {(self.folder / f"{source.name}.png").resolve() for source in sources}
+        lost = [source.path for source in sources if source.path.resolve() in results]
+        if lost:
+            raise InputError(f"{lost[0]}: its figure would be written over it. Choose another folder for the results.")
+
     def _settings(self) -> dict[str, Any]:
         """All that a result depends on, besides the image."""
         return {
             "hilrp": hilrp.__version__,
             "model": self.loaded.name,
             "weights": self.loaded.weights,
-            "checkpoint": None if self.checkpoint is None else _checksum(self.checkpoint),
+            "weights_sha256": _fingerprint(self.loaded.model),
             "target": self.wanted.text,
             "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
             "classes": None
@@ -144,11 +151,13 @@ class Gallery:
 
     def _earlier(self, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
         """The facts of an earlier run, if it had the same settings; they are written last, so the rest is there too."""
+        files = [self.folder / f"{source.name}.{kind}" for kind in ("json", "npz", "png")]
         try:
-            facts: dict[str, Any] = json.loads((self.folder / f"{source.name}.json").read_text())
+            facts = json.loads(files[0].read_text())
         except (OSError, ValueError):
             return None
-        return facts if facts.get("settings") == json.loads(json.dumps(settings)) else None
+        same = isinstance(facts, dict) and facts.get("settings") == json.loads(json.dumps(settings))
+        return facts if same and all(file.is_file() for file in files) else None
 
     def _explain(self, items: list[_Read]) -> Iterator[Outcome]:
         """Explains several at once; if that fails, in halves, so that only those fail that can't be explained."""
@@ -158,9 +167,9 @@ class Gallery:
             if len({item.x.shape for item in items}) > 1:
                 raise InputError("pictures of several sizes can't be explained at once")
             found = self._found(torch.stack([item.x for item in items]))
-        except (HilrpError, torch.OutOfMemoryError) as error:
+        except Exception as error:  # a model of the user's may raise anything
             if len(items) == 1:
-                yield Outcome(items[0].source, error=str(error))
+                yield Outcome(items[0].source, error=_said(error))
                 return
             for half in (items[: len(items) // 2], items[len(items) // 2 :]):
                 yield from self._explain(half)
@@ -170,7 +179,7 @@ class Gallery:
             try:
                 yield Outcome(item.source, self._save(item, found[i * count : (i + 1) * count]))
             except (HilrpError, OSError) as error:
-                yield Outcome(item.source, error=str(error))
+                yield Outcome(item.source, error=_said(error))
 
     def _found(self, x: Tensor) -> Explanation:
         device = next((p.device for p in self.loaded.model.parameters()), x.device)
@@ -206,7 +215,7 @@ class Gallery:
                 for v, i in zip(best.values, best.indices, strict=True)
             ],
         }
-        pictures = self.loaded.preprocess.picture(found.input.float())
+        pictures = self.loaded.preprocess.picture(found.input)
         found.save(self.folder / item.source.name, self.loaded.classes, pictures, self.all_stages, facts)
         return facts | found.facts()
 
@@ -218,6 +227,21 @@ class _Read:
     source: Source
     x: Tensor
     facts: dict[str, Any]
+
+
+def _said(error: Exception) -> str:
+    """An error in words: hilrp's own are sentences, others need their kind."""
+    return str(error) if isinstance(error, (HilrpError, OSError)) else f"{type(error).__name__}: {error}"
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A checksum of all weights: the same name may have others tomorrow."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _checksum(path: Path) -> str:

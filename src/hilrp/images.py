@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,90 +28,117 @@ class Source:
     name: str
 
 
-def find(arguments: Iterable[str | Path]) -> tuple[list[Source], dict[str, str]]:
+def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[list[Source], dict[str, str]]:
     """The image files that are meant by files, folders (with their folders) and globs; and why some arguments mean none.
 
-    Results of a folder's files are named by their place in it. Files whose results would have the same name get numbers.
+    Results of a folder's files are named by their place in it. Files whose results would have the same name get numbers. Folders
+    are searched without ``output``, where earlier results may be.
     """
     named: dict[Path, str] = {}
     problems: dict[str, str] = {}
     for argument in map(str, arguments):
         path = Path(argument)
-        if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and not _hidden(p, path))
-            for each in inside:
-                named.setdefault(each, each.relative_to(path).with_suffix("").as_posix())
-            if not inside:
-                problems[argument] = f"no images in this folder (files that end in {', '.join(ENDINGS)})."
-            continue
-        files = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(argument, recursive=True))]
-        for each in files:
-            if each.is_file():
-                named.setdefault(each, each.stem)
-        if not files:
+        places = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(argument, recursive=True))]
+        found: dict[Path, str] = {}
+        for place in places:
+            if place.is_dir():
+                found |= {p: p.relative_to(place).with_suffix("").as_posix() for p in _inside(place, output)}
+            elif place.is_file():
+                found[place] = place.stem
+        for each, name in found.items():
+            named.setdefault(each, name)
+        if not places:
             problems[argument] = "no such file or folder, and no file fits it as a pattern."
-    counts: dict[str, int] = {}
-    for name in named.values():
-        counts[name] = counts.get(name, 0) + 1
-    seen: dict[str, int] = {}
+        elif not found:
+            problems[argument] = f"there are no images in it (files that end in {', '.join(ENDINGS)})."
+    return _sources(named), problems
+
+
+def _inside(folder: Path, output: Path | None) -> list[Path]:
+    """The images in a folder and in the folders in it, but for hidden ones and those in the folder of the results."""
+    # Where the results go into the folder itself, what is an image and what a result can't be told: see `Gallery.run`.
+    results = None if output is None or output.resolve() == folder.resolve() else output.resolve()
+
+    def wanted(path: Path) -> bool:
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        result = results is not None and path.resolve().is_relative_to(results)
+        return path.suffix.lower() in ENDINGS and path.is_file() and not hidden and not result
+
+    return sorted(p for p in folder.rglob("*") if wanted(p))
+
+
+def _sources(named: dict[Path, str]) -> list[Source]:
+    """Gives each file a name that no other has."""
+    # "scan.png.jpg" must not get the results of "scan".
+    plain = {path: re.sub(r"\.(png|json|npz)$", r"_\1", name) for path, name in named.items()}
+    often = Counter(plain.values())
+    used = {name for name, count in often.items() if count == 1}
     sources = []
-    for path, name in named.items():
-        seen[name] = seen.get(name, 0) + 1
-        unique = name if counts[name] == 1 else f"{name}-{seen[name]}"
-        # "scan.png.jpg" must not get the results of "scan".
-        sources.append(Source(path, re.sub(r"\.(png|json|npz)$", r"_\1", unique)))
-    return sources, problems
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    for path, name in plain.items():
+        unique, number = name, 0
+        while often[name] > 1 and (number == 0 or unique in used):
+            number += 1
+            unique = f"{name}-{number}"
+        used.add(unique)
+        sources.append(Source(path, unique))
+    return sources
 
 
 def read(path: Path) -> tuple[Image.Image, list[str]]:
     """A file as an RGB picture, upright, and what had to be done to it that could matter.
 
-    Transparent places become white; 16 bits become 8; of an animation the first picture is taken.
+    Transparent places become white; more than 8 bits become 8; of an animation the first picture is taken.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    notes: list[str] = []
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), Image.open(path) as image:
             warnings.simplefilter("ignore")  # of odd metadata, and of sizes that are still accepted
-            image: Any = Image.open(path)
-            if getattr(image, "n_frames", 1) > 1:
-                notes.append(f"the first of {image.n_frames} pictures was taken")
+            frames = getattr(image, "n_frames", 1)
             image.load()
-            upright = ImageOps.exif_transpose(image)
+            picture, notes = as_rgb(image)
+    except InputError:
+        raise
     except Image.DecompressionBombError as error:
         raise InputError(f"{error} Scale the image down first.") from error
     except Exception as error:  # decoders raise errors of many kinds on files that are cut short or aren't images
         raise InputError(
             f"not a readable image ({error}). Is the file complete? Formats such as DICOM have to be converted first."
         ) from error
-    return _rgb(upright, notes), notes
+    return picture, ([f"the first of {frames} pictures was taken"] if frames > 1 else []) + notes
 
 
-def _rgb(image: Any, notes: list[str]) -> Image.Image:
-    import numpy as np
-    from PIL import Image
+def as_rgb(image: Any) -> tuple[Image.Image, list[str]]:
+    """A picture of any mode as an RGB picture, upright, and what had to be done to it that could matter."""
+    from PIL import Image, ImageOps
 
+    notes: list[str] = []
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image, dtype=np.float64)
-        high = float(values.max(initial=0.0))
-        if image.mode == "F" and high <= 1:
-            scale, range_ = 255.0, "values up to 1"
-        elif high <= 255:
-            scale, range_ = 1.0, "values up to 255"
-        else:
-            scale, range_ = 255 / 65535, "16 bits"
-        notes.append(f"its pixels ({range_}) were scaled to 8 bits")
-        image = Image.fromarray(np.clip(values * scale, 0, 255).astype(np.uint8))
+        image = _eight_bits(image, notes)
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         layered = image.convert("RGBA")
         if layered.getextrema()[3][0] < 255:
             notes.append("transparent places were filled with white")
-        white = Image.new("RGBA", layered.size, "white")
-        image = Image.alpha_composite(white, layered)
+        image = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered)
     rgb: Image.Image = image.convert("RGB")
-    return rgb
+    return rgb, notes
+
+
+def _eight_bits(image: Any, notes: list[str]) -> Any:
+    """Grey values of more than 8 bits, scaled down from the range that they use."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise InputError("its pixels hold values that are not finite (NaN or infinite). Replace them first.")
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    if low >= 0 and high <= 1 and image.mode == "F":
+        top = 1.0
+    else:
+        # Scanners store 10, 12 or 14 bits in 16.
+        top = next((float(2**bits - 1) for bits in (8, 10, 12, 14, 16) if high < 2**bits), high)
+    bottom = min(low, 0.0)
+    notes.append(f"its pixels, from {low:g} to {high:g}, were scaled to 8 bits as if from {bottom:g} to {top:g}")
+    return Image.fromarray(np.clip((values - bottom) * 255 / (top - bottom), 0, 255).round().astype(np.uint8))

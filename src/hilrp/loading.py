@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hilrp.errors import InputError
+from hilrp.errors import InputError, UnavailableError
 from hilrp.libraries.loaded import Loaded, Preprocess
-from hilrp.names import call_factory, is_factory, library, resolve
+from hilrp.names import ZOO, call_factory, is_factory, library, resolve
 
 
 def load(
@@ -42,6 +42,10 @@ def load(
         loaded = _from_factory(name)
     else:
         place, found = resolve(name)
+        if "/" not in name and place == "transformers" and library(ZOO).find(name):
+            raise UnavailableError(
+                f"{name}: transformers has no trained model of that name. Did you mean {ZOO}/{name}?"
+            )
         options = {"classes": classes} if place == "open_clip" else {}
         loaded = library(place).load(found, checkpoint, **options)
         if checkpoint is not None:
@@ -81,5 +85,5 @@ def _from_factory(name: str) -> Loaded:
             "pictures can't be given to a model without its own preprocessing."
         )
     if not isinstance(preprocess, Preprocess):
-        preprocess = Preprocess(preprocess, (0.0,) * 3, (1.0,) * 3)
+        preprocess = Preprocess(preprocess)
     return Loaded(name, model, preprocess, list(rest[0]) if rest and rest[0] else None, "the function's weights")

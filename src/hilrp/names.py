@@ -15,6 +15,8 @@ from hilrp.errors import InputError, UnavailableError
 LIBRARIES = {"timm": None, "torchvision": None, "transformers": "hf", "open_clip": "clip"}
 #: What comes with hilrp. Its models are always named with it: a bare "swin" could be many.
 ZOO = "zoo"
+#: What timm's names of models on a hub begin with.
+_HUB = ("hf-hub:", "hf_hub:")
 
 
 def library(name: str) -> ModuleType:
@@ -49,6 +51,8 @@ def resolve(name: str) -> tuple[str, str]:
         (('zoo', 'swin'), ('timm', 'swin_tiny_patch4_window7_224'))
     """
     known = [*LIBRARIES, ZOO]
+    if name.startswith(_HUB):
+        return "timm", name
     prefix, _, rest = name.partition("/")
     wanted, rest = ([prefix], rest) if prefix in known else (installed(), name)
     if "/" in rest and prefix not in known and not os.path.isdir(rest):
@@ -68,7 +72,7 @@ def resolve(name: str) -> tuple[str, str]:
 
 def is_factory(name: str) -> bool:
     """Whether it names a function of the user's."""
-    return ":" in name
+    return ":" in name and not name.startswith(_HUB)
 
 
 def call_factory(name: str) -> Any:

@@ -84,8 +84,9 @@ def blend(picture: np.ndarray, relevance: np.ndarray) -> np.ndarray:
     smooth = max(1, min(relevance.shape) // 48)
     kernel = np.hanning(2 * smooth + 3)[1:-1]
     kernel /= kernel.sum()
-    blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 0, relevance)
-    blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), 1, blurred)
+    blurred = relevance
+    for axis in (0, 1) if min(relevance.shape) > len(kernel) else ():
+        blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), axis, blurred)
     strength = np.clip(np.abs(blurred) / symmetric(blurred)["vmax"], 0, 1)[..., None]
     ground = 0.4 + 0.6 * picture.mean(2, keepdims=True)
     blended: np.ndarray = (1 - 0.9 * strength) * ground + 0.9 * strength * coloured(blurred)

@@ -30,8 +30,8 @@ class Verdict(StrEnum):
 
 _MEANINGS = {
     Verdict.VALID: "The books close, and most of the score is on the pixels: the map decomposes the prediction.",
-    Verdict.ABSORBED: "The books close, but biases, shifts and other constants of the model keep most of the score: the map ranks what is left.",
-    Verdict.INFLATED: "The books close, but the pixels hold more than twice the score, which constants take back: read the map as a ranking.",
+    Verdict.ABSORBED: "The books close, but biases, shifts and other constants of the model keep most of the score, or more than all of it: the map ranks what is left.",
+    Verdict.INFLATED: "The books close, but the pixels hold more than twice the score, for or against, which constants make up for: read the map as a ranking.",
     Verdict.DEGENERATE: "The books do not close: relevance was lost or created on the way, and the map does not decompose the score.",
 }
 _COLOURS = {
@@ -53,6 +53,6 @@ def verdict(share: float, residual: float, tolerance: float) -> Verdict:
     """
     if not residual <= tolerance:  # what is not a number doesn't close
         return Verdict.DEGENERATE
-    if share < LEAST:
-        return Verdict.ABSORBED
-    return Verdict.INFLATED if share > MOST else Verdict.VALID
+    if abs(share) > MOST:
+        return Verdict.INFLATED
+    return Verdict.ABSORBED if share < LEAST else Verdict.VALID

@@ -17,7 +17,7 @@ errors = Console(stderr=True, emoji=False)
 
 def fail(error: Exception) -> typer.Exit:
     """Prints an error; raise what this returns."""
-    errors.print(f"[red]error[/]: {escape(str(error))}", highlight=False)
+    errors.print(f"[red]error[/]: {escape(str(error))}", highlight=False, soft_wrap=True)
     return typer.Exit(2)
 
 

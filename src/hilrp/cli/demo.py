@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -73,6 +74,6 @@ def demo(
         console.print(
             f"Score: of the first class shown. Share: median, residual: largest, of all. An object covers {bell.area:.0%} of a picture."
         )
-        console.print(f"Look at {output / 'index.html'}", soft_wrap=True)
+        console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
     if not closed:
         raise typer.Exit(1)

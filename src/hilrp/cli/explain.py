@@ -77,30 +77,31 @@ def explain(
     """
     try:
         check_device(device)
-        sources, problems = find(images)
+        sources, problems = find(images, output)
         if not sources:
             raise InputError(" ".join(f"{name}: {why}" for name, why in problems.items()))
         output.mkdir(parents=True, exist_ok=True)
-        with errors.status(f"loading {model}, or its weights from the network"):
+        with errors.status(f"loading {escape(model)}"):
             loaded = hilrp.load(model, checkpoint, _names(classes), device)
         explainer = hilrp.Explainer(loaded.model, rules)
         wanted = Wanted.parse(target, loaded, against)
-        gallery = Gallery(loaded, explainer, wanted, output, checkpoint, batch, stages, fresh)
+        gallery = Gallery(loaded, explainer, wanted, output, batch, stages, fresh)
+        for name, why in problems.items():
+            errors.print(f"[red]{escape(name)}[/]: {escape(why)}", highlight=False, soft_wrap=True)
+        outcomes = _run(gallery, sources)
+        _write_page(output, outcomes, problems, f"Explanations by {loaded.name}")
     except (HilrpError, OSError) as error:
         raise fail(error) from None
-    for name, why in problems.items():
-        errors.print(f"[red]{escape(name)}[/]: {escape(why)}", highlight=False)
-    outcomes = _run(gallery, sources)
-    _write_page(output, outcomes, problems, f"Explanations by {loaded.name}")
     failed = sum(o.error is not None for o in outcomes) + len(problems)
     if json:
         print_json([_entry(o) for o in outcomes] + [{"source": n, "error": w} for n, w in problems.items()])
     else:
-        console.print(_table(outcomes))
+        if failed < len(outcomes) + len(problems):
+            console.print(_table(outcomes))
         reused = sum(o.reused for o in outcomes)
         again = f" ({reused} of them by an earlier run)" if reused else ""
         console.print(f"{len(outcomes) + len(problems) - failed} of {len(outcomes) + len(problems)} explained{again}.")
-        console.print(f"Look at {output / 'index.html'}", soft_wrap=True)
+        console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 
@@ -124,7 +125,9 @@ def _run(gallery: Gallery, sources: list[Any]) -> list[Outcome]:
             progress.advance(task)
             if outcome.error is not None:
                 progress.console.print(
-                    f"[red]{escape(str(outcome.source.path))}[/]: {escape(outcome.error)}", highlight=False
+                    f"[red]{escape(str(outcome.source.path))}[/]: {escape(outcome.error)}",
+                    highlight=False,
+                    soft_wrap=True,
                 )
     return outcomes
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from hilrp.cli.base import app, console, fail, print_json
+from hilrp.cli.base import app, console, errors, fail, print_json
 from hilrp.errors import HilrpError, InputError
 from hilrp.names import LIBRARIES, ZOO, installed, library
 
@@ -20,33 +21,33 @@ def models(
     place: Annotated[str | None, typer.Option("--library", help=f"Only of {ZOO}, {', '.join(LIBRARIES)}.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.")] = False,
 ) -> None:
-    """Lists models by name: those that come with hilrp, and those of the installed libraries.
+    """Lists trained models by name: those that come with hilrp, and those of the installed libraries.
 
     \b
     hilrp models                      # the zoo, and how many the libraries have
     hilrp models swin                 # all whose name has it
     hilrp models "*vit*384*" --library timm
+
+    The exit status is 1 if there are none.
     """
     try:
         if place is not None and place not in (ZOO, *LIBRARIES):
             raise InputError(f"--library {place}: choose from {ZOO}, {', '.join(LIBRARIES)}.")
         places = [ZOO, *installed()] if place is None else [place]
-        glob = None if pattern is None else pattern.lower() if set(pattern) & set("*?[") else f"*{pattern.lower()}*"
-        found = {
-            each: [n for n in library(each).names() if glob is None or fnmatch(f"{each}/{n}".lower(), f"*{glob}")]
-            for each in places
-        }
+        glob = f"*{pattern or ''}*".lower()
+        found = {each: [n for n in library(each).trained() if fnmatch(f"{each}/{n}".lower(), glob)] for each in places}
     except HilrpError as error:
         raise fail(error) from None
     if json:
         print_json([f"{each}/{name}" for each, names in found.items() for name in names])
     else:
-        _show(found, pattern, whole=pattern is not None or place is not None)
+        _show(found, whole=pattern is not None or place is not None)
     if not any(found.values()):
+        errors.print(f"no trained model has {escape(repr(pattern))} in its name", highlight=False)
         raise typer.Exit(1)
 
 
-def _show(found: dict[str, list[str]], pattern: str | None, whole: bool) -> None:
+def _show(found: dict[str, list[str]], whole: bool) -> None:
     if found.get(ZOO):
         table = Table(
             "model",
@@ -67,11 +68,11 @@ def _show(found: dict[str, list[str]], pattern: str | None, whole: bool) -> None
             continue
         if whole:
             for name in names:
-                console.print(f"{each}/{name}", highlight=False, soft_wrap=True)
+                console.print(f"{each}/{name}", highlight=False, markup=False, soft_wrap=True)
+        elif each == "transformers":
+            console.print("transformers: any image classifier of the hub, transformers/owner/name, or in a folder")
         else:
             console.print(f"{each}: {len(names)} models; `hilrp models PATTERN` lists some of them", highlight=False)
-    if not any(found.values()):
-        console.print(f"no model's name fits {pattern!r}; a glob has to fit all of it: '*{pattern}*'")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.errors import InputError
+from hilrp.images import as_rgb
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -22,21 +24,27 @@ class Preprocess:
 
     Attributes:
         function: From an RGB picture to a tensor ``[3,H,W]``: resized, cropped and normalised as in training.
-        mean, std: What it subtracts and divides by, per channel.
+        mean, std: What it subtracts and divides by, per channel; ``None`` if that isn't known.
+        reversed: Whether it puts the channels in the order blue, green, red.
     """
 
     function: Callable[[Any], Tensor]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    reversed: bool = False
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """The picture as the model takes it, ``[3,H,W]``."""
-        return self.function(image)
+        """A picture of any mode as the model takes it, ``[3,H,W]``; it is turned upright first."""
+        return self.function(as_rgb(image)[0])
 
-    def picture(self, x: Tensor) -> Tensor:
-        """What the model saw, ``[...,3,H,W]`` with values from 0 to 1: its input without the normalisation."""
+    def picture(self, x: Tensor) -> Tensor | None:
+        """What the model saw, ``[...,3,H,W]`` with values from 0 to 1: its input without the normalisation, if that is known."""
+        if self.mean is None or self.std is None:
+            return None
+        x = x.float()
         mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device).reshape(-1, 1, 1) for v in (self.mean, self.std))
-        return (x * std + mean).clamp(0, 1)
+        seen = (x * std + mean).clamp(0, 1)
+        return seen.flip(-3) if self.reversed else seen
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class Loaded:
 
     def index(self, name: str) -> int:
         """The class of that name or number. One of several names ("tench, Tinca tinca") is enough."""
-        if name.removeprefix("-").isdigit():
+        if re.fullmatch("-?[0-9]+", name.strip()):
             index = int(name)
             if index < 0 or (self.classes and index >= len(self.classes)):
                 raise InputError(

@@ -43,7 +43,7 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     """The image tower of a model of open_clip."""
 
     def make() -> Any:
-        tag = open_clip.list_pretrained_tags_by_model(name)[0] if pretrained else None
+        tag = _tag(name) if pretrained else None
         return open_clip.create_model(name, pretrained=tag, **({"force_image_size": size} if size else {}))
 
     if not pretrained and _needs_hub(name):
@@ -60,6 +60,25 @@ def similarity(output: Any) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     caption = torch.randn(embedding.shape[-1], generator=generator).to(embedding)
     return F.normalize(embedding, dim=-1) @ F.normalize(caption, dim=-1)
+
+
+def trained() -> list[str]:
+    """Those with published weights."""
+    return [name for name in names() if open_clip.list_pretrained_tags_by_model(name)]
+
+
+def _tag(name: str) -> str:
+    """The first of the published weights that were trained with the activation which the model has."""
+    own = open_clip.get_model_config(name).get("quick_gelu", False)
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    fit = [tag for tag in tags if bool(open_clip.get_pretrained_cfg(name, tag).get("quick_gelu", False)) == own]
+    if not fit:
+        raise InputError(
+            f"open_clip/{name} has no published weights that fit it{f' ({tags[0]} needs another activation)' if tags else ''}. Give a file with "
+            "some (checkpoint=), or take a model such as open_clip/ViT-B-32-quickgelu."
+        )
+    found: str = fit[0]
+    return found
 
 
 def _needs_hub(name: str) -> bool:
@@ -85,18 +104,15 @@ def load(name: str, checkpoint: str | Path | None = None, classes: Sequence[str]
     """A model of open_clip as a zero-shot classifier of the given classes; of ImageNet's, by default."""
 
     def make(_: int | None) -> nn.Module:
-        made: nn.Module = open_clip.create_model(name)
-        return made
+        return download(name, lambda: open_clip.create_model(name))
 
     if checkpoint is None:
-        tags = open_clip.list_pretrained_tags_by_model(name)
-        if not tags:
-            raise InputError(f"open_clip/{name} has no published weights. Give a file with some (checkpoint=).")
-        model: Any = download(name, lambda: open_clip.create_model(name, pretrained=tags[0]))
+        tag = _tag(name)
+        model: Any = download(name, lambda: open_clip.create_model(name, pretrained=tag))
     else:
         model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
     names = list(classes or open_clip.IMAGENET_CLASSNAMES)
-    tokenise = open_clip.get_tokenizer(name)
+    tokenise: Any = download(name, lambda: open_clip.get_tokenizer(name))
     with torch.no_grad():
         parts = [names[i : i + 100] for i in range(0, len(names), 100)]
         captions = torch.cat([model.eval().encode_text(tokenise([f"a photo of a {n}" for n in p])) for p in parts])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,14 +52,22 @@ class Recipe:
     max_batch: int | None = None
 
 
-def download(name: str, make: Callable[[], nn.Module]) -> nn.Module:
-    """Runs ``make``, which needs the network, and says so if that fails."""
+_Made = TypeVar("_Made")
+
+
+def download(name: str, make: Callable[[], _Made]) -> _Made:
+    """Runs ``make``, which may need the network, and says so if that fails."""
     try:
         return make()
     except Exception as error:  # the hubs' clients raise errors of many libraries
-        reason = str(error).strip().splitlines()
+        reason = " ".join(str(error).split()) or "no reason given"
+        said = f"({type(error).__name__}: {reason[:300]})"
+        if os.path.isdir(name):
+            raise InputError(
+                f"{name}: that folder can't be loaded {said}. It must be one that transformers saved."
+            ) from error
         raise InputError(
-            f"{name}: its published weights could not be loaded ({type(error).__name__}: {reason[0] if reason else 'no reason given'}). "
+            f"{name}: its published weights could not be loaded {said}. "
             "Check the connection. Without one: give a file with its weights (checkpoint=, --checkpoint), use a model that comes with hilrp "
             "(zoo/swin, ...), or, for an audit, random weights. (HF_HUB_OFFLINE=1 in the environment saves the hub's retries.)"
         ) from error

@@ -21,6 +21,11 @@ def names() -> list[str]:
     return list(timm.list_models())
 
 
+def trained() -> list[str]:
+    """Those with published weights."""
+    return list(timm.list_models(pretrained=True))
+
+
 def modules() -> dict[str, list[str]]:
     """Model module -> its models; a module is about one paper."""
     return {module: list(timm.list_models(module=module)) for module in timm.list_modules()}

@@ -70,20 +70,28 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     return Recipe(model, images(size or (299 if name == "inception_v3" else 224)))
 
 
+def trained() -> list[str]:
+    """The classifiers, which have published weights."""
+    return [name for name in names() if _task(name) == "classification"]
+
+
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
-    """A classifier or a segmentation model of torchvision, with published weights or those of a checkpoint."""
+    """A classifier of torchvision, with published weights or those of a checkpoint."""
     task = _task(name)
-    if task not in ("classification", "segmentation"):
-        raise InputError(f"torchvision/{name} does {task}: only classification and segmentation take single pictures.")
+    if task != "classification":
+        raise InputError(
+            f"torchvision/{name} does {task}; hilrp.load takes classifiers. Load it with torchvision, and pass hilrp.explain a target: a "
+            "function of its output."
+        )
     published = models.get_model_weights(name).DEFAULT
-    options: dict[str, Any] = {"weights_backbone": None} if task == "segmentation" else {}
+    # Their published weights expect inputs that the model itself scales; torchvision tells it so only where it loads them.
+    options: dict[str, Any] = {"transform_input": True} if name in ("googlenet", "inception_v3") else {}
 
     def make(classes: int | None) -> nn.Module:
-        own = options if classes is None else options | {"num_classes": classes}
-        return models.get_model(name, weights=None, **own)
+        return models.get_model(name, weights=None, **options, **({} if classes is None else {"num_classes": classes}))
 
     if checkpoint is None:
-        model = download(name, lambda: models.get_model(name, weights=published, **options))
+        model = download(name, lambda: models.get_model(name, weights=published))
     else:
         model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
     transform = published.transforms()

@@ -132,6 +132,11 @@ def names() -> list[str]:
     return list(SMALL)
 
 
+def trained() -> list[str]:
+    """None by these names: trained models are those of the hub (``owner/name``) and folders."""
+    return []
+
+
 def find(name: str) -> str | None:
     """A model type, a name on the hub (``owner/name``), or a folder with a saved model."""
     name = name.removesuffix("/")
@@ -160,7 +165,12 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
         model = _from(transformers.AutoConfig.for_model(name))
     else:
         model = download(
-            name, lambda: _from_pretrained(name) if pretrained else _from(transformers.AutoConfig.from_pretrained(name))
+            name,
+            lambda: (
+                _from_pretrained(name)
+                if pretrained
+                else _from(transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
+            ),
         )
     side = size or getattr(model.config, "image_size", 224)
     shape = (3, *side) if isinstance(side, (list, tuple)) else (3, side, side)
@@ -180,9 +190,9 @@ def _from(config: Any) -> Any:
 
 def _from_pretrained(name: str) -> Any:
     try:
-        return transformers.AutoModelForImageClassification.from_pretrained(name)
+        return transformers.AutoModelForImageClassification.from_pretrained(name, trust_remote_code=False)
     except ValueError:
-        return transformers.AutoModel.from_pretrained(name)
+        return transformers.AutoModel.from_pretrained(name, trust_remote_code=False)
 
 
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
@@ -191,13 +201,15 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
         raise InputError(
             f"transformers/{name} is a type of model, which has no weights. Name a model of the hub, transformers/owner/name, or a folder with a saved one."
         )
-    config: Any = download(name, lambda: transformers.AutoConfig.from_pretrained(name))
+    config: Any = download(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
     if not any("ForImageClassification" in kind for kind in config.architectures or ()):
         raise InputError(
             f"transformers/{name} ({', '.join(config.architectures or ['no architecture given'])}) is no image classifier. Load it with transformers, and pass "
             "hilrp.explain a target: a function of its output."
         )
-    processor: Any = download(name, lambda: transformers.AutoImageProcessor.from_pretrained(name))
+    processor: Any = download(
+        name, lambda: transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    )
 
     def make(classes: int | None) -> nn.Module:
         if classes is not None:
@@ -206,7 +218,9 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
         return made
 
     if checkpoint is None:
-        model: Any = download(name, lambda: transformers.AutoModelForImageClassification.from_pretrained(name))
+        model: Any = download(
+            name, lambda: transformers.AutoModelForImageClassification.from_pretrained(name, trust_remote_code=False)
+        )
     else:
         model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
 
@@ -214,6 +228,12 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
         pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
 
-    preprocess = Preprocess(process, tuple(processor.image_mean), tuple(processor.image_std))
+    normal = getattr(processor, "do_normalize", True)
+    preprocess = Preprocess(
+        process,
+        tuple(processor.image_mean) if normal else (0.0,) * 3,
+        tuple(processor.image_std) if normal else (1.0,) * 3,
+        reversed=bool(getattr(processor, "do_flip_channel_order", False)),
+    )
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
     return Loaded(f"transformers/{name}", model, preprocess, labels)

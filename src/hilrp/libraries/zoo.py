@@ -29,6 +29,11 @@ def names() -> list[str]:
     return list(ARCHITECTURES)
 
 
+def trained() -> list[str]:
+    """All of them."""
+    return names()
+
+
 def find(name: str) -> str | None:
     """The name itself, if the zoo has it."""
     return name if name in ARCHITECTURES else None

@@ -13,6 +13,7 @@ from hilrp.explanation import Explanation
 from hilrp.pages.parts import badge, image, meanings, page
 from hilrp.plotting import STAGES, blend, coloured, stages_shown
 from hilrp.scenes import Mask
+from hilrp.verdicts import Verdict
 
 #: Pictures are enlarged this much before outlines are drawn, so that these stay thin.
 _ZOOM = 2
@@ -83,15 +84,14 @@ def _row(family: Family, questions: Sequence[Question]) -> str:
     found = family.shown
     cells = "".join(_map(found, i, question) for i, question in enumerate(questions))
     low, high = np.quantile(family.share, [0.1, 0.9])
-    verdicts = found.verdicts
-    common = max(set(verdicts), key=verdicts.count)
+    verdicts = "<br>".join(badge(verdict) for verdict in Verdict if verdict in found.verdicts)
     return (
         f'<tr><td class="name"><b>{escape(family.title)}</b><br><span class="small">zoo/{escape(str(family.card["name"]))}<br>{family.card["parameters"] / 1e6:.1f} M, '  # type: ignore[operator]
         f"mAP {family.card['mean_average_precision']:.4f}</span></td>{cells}"
         f'<td class="figure gap">{np.median(family.share):.2f}<br><span class="small">{low:.2f} – {high:.2f}</span></td>'
         f'<td class="figure">{max(family.residual):.0e}</td>'
         f'<td class="figure">{np.mean(family.hits):.0%}</td><td class="figure">{np.mean(family.inside):.0%}</td>'
-        f"<td>{badge(common)}</td></tr>"
+        f"<td>{verdicts}</td></tr>"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hilrp.gallery import Outcome
 from hilrp.pages.parts import badge, image, meanings, page
@@ -57,7 +58,7 @@ def _card(folder: Path, outcome: Outcome) -> str:
         small.thumbnail((_WIDTH, 10 * _WIDTH), Image.Resampling.LANCZOS)
     heads = "".join(_head(facts, i) for i in range(len(facts["score"])))
     notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in facts["image_notes"])
-    files = ", ".join(f'<a href="{escape(name, quote=True)}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
+    files = ", ".join(f'<a href="./{quote(name)}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
     return (
         f'<div class="card"><div class="head"><b>{escape(name)}</b><span class="soft">{files}</span></div>{heads}{notes}'
         f"{image(small, f'{name}: input, relevance on it, signed map, stages, books', quality=85)}</div>"

@@ -21,7 +21,7 @@ VISIBLE = 0.6
 _ATTEMPTS = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Thing:
     """One object of a scene.
 
@@ -56,7 +56,7 @@ class Thing:
         return float(rows.mean()), float(columns.mean())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scene:
     """A picture and all that is true of it.
 
@@ -109,12 +109,12 @@ class Scene:
 
 
 class Scenes(Sequence[Scene]):
-    """An endless collection of scenes: number ``i`` of a seed is always the same one, whatever came before.
+    """A collection of scenes: number ``i`` of a seed is always the same one, however many there are and whatever came before.
 
     Args:
-        seed: Which collection. Seeds from a million on are the project's own: the zoo was trained and tested on those.
-        count: How many; only for those who ask for ``len``.
-        objects: The smallest and the largest number of objects.
+        seed: Which collection. Leave those from a million on alone: the zoo was trained and tested on them.
+        count: How many.
+        objects: The smallest and the largest number of objects; fewer, where they find no room.
         area: The smallest and the largest area of an object, as a part of the picture.
         size: The side of the pictures in pixels.
 
@@ -136,6 +136,8 @@ class Scenes(Sequence[Scene]):
             raise InputError(f"objects={objects}: give the least and the most, from 1 to {len(CLASSES)}.")
         if not 0 < area[0] <= area[1] <= 0.25:
             raise InputError(f"area={area}: give the least and the most, as parts of the picture, up to 0.25.")
+        if seed < 0:
+            raise InputError(f"seed={seed}: give a number from 0 on.")
         if size < 32:
             raise InputError(f"size={size}: objects can't be told apart in pictures of less than 32 pixels.")
         self.seed, self.objects, self.area, self.size = seed, objects, area, size
