@@ -16,16 +16,16 @@ test-slow:
 	$(RUN) -m pytest -m slow
 
 verify:
-	$(RUN) -m hilrp.cli verify
+	$(RUN) -m hilrp verify
 
 coverage:
-	$(RUN) -m hilrp.cli coverage
+	$(RUN) -m hilrp coverage
 
 coverage-page:
 	$(RUN) scripts/coverage_page.py
 
 demo:
-	$(RUN) -m hilrp.cli demo -o out/demo
+	$(RUN) -m hilrp demo -o out/demo
 
 figures:
 	$(RUN) scripts/figures.py

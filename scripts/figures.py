@@ -55,7 +55,7 @@ def demo() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder) / "index.html", Path(folder) / "shot.png"
-        subprocess.run([sys.executable, "-m", "hilrp.cli", "demo", "-o", folder], check=True)
+        subprocess.run([sys.executable, "-m", "hilrp", "demo", "-o", folder], check=True)
         subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1480,1960",
              f"--user-data-dir={folder}/profile", f"--screenshot={shot}", page.as_uri()],

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import hilrp
+import hilrp.gallery
 import hilrp.zoo.architectures
 from hilrp.cli import app
 from hilrp.scenes import Scenes
@@ -211,6 +212,50 @@ def test_odd_names(tmp_path):
     assert "none of the libraries" in words(invoke("explain", tmp_path / name, "--model", "[/x]", "-o", out))
 
 
+def test_stopping_keeps_what_was_done(folder, tmp_path, monkeypatch):
+    real, calls = hilrp.gallery.Gallery._explain, []
+
+    def impatient(self, items):
+        calls.append(items)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(self, items)
+
+    options = [folder, "--model", "zoo/resnet", "-o", tmp_path / "out", "--batch", 2]
+    monkeypatch.setattr(hilrp.gallery.Gallery, "_explain", impatient)
+    result = invoke("explain", *options)
+    assert result.exit_code == 130
+    assert "2 of 3 explained." in result.output
+    assert "the same command goes on" in words(result)
+    assert (tmp_path / "out/index.html").read_text().count('src="data:image/') == 2
+    monkeypatch.undo()
+    assert "3 of 3 explained (2 of them by an earlier run)" in words(invoke("explain", *options))
+
+
+def test_a_model_without_a_classifier(picture, tmp_path, monkeypatch):
+    (tmp_path / "mine_without_head.py").write_text(
+        "import timm, torch\nfrom hilrp.libraries.timm import preprocessing\n"
+        "def make():\n    m = timm.create_model('test_vit', num_classes=0); return m, preprocessing(m)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = invoke("explain", picture, "--model", "mine_without_head:make", "-o", "out")
+    assert result.exit_code == 2
+    assert "has no classifier" in words(result)
+    result = invoke("explain", picture, "--model", "mine_without_head:make", "-o", "out", "--target", "3")
+    assert result.exit_code == 0, result.output
+    assert "feature 3" in result.output
+
+
+def test_notes_on_what_the_model_saw(tmp_path):
+    Image.fromarray(Scenes(seed=1)[0].image).resize((60, 40)).save(tmp_path / "small.png")
+    result = invoke("explain", tmp_path / "small.png", "--model", "zoo/resnet", "-o", tmp_path / "out", "--json")
+    facts = json.loads(result.stdout)[0]
+    assert (facts["size"], facts["seen"]) == ([60, 40], [128, 128])
+    assert any("enlarged" in note for note in facts["image_notes"])
+    assert any("know the objects of scenes" in note for note in facts["image_notes"])
+    assert "of which the model saw 128 x 128" in (tmp_path / "out/index.html").read_text()
+
+
 def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):
     """The facts come last: without them the image is done again."""
 
@@ -242,6 +287,8 @@ def test_targets(picture, tmp_path):
     red = facts("--target", "red ring")["score"][0]
     assert against["score"][0] == pytest.approx(by_name["score"][0] - red, abs=1e-4)
     assert facts("--stages")["names"] == top["names"][:1]
+    others = facts("--target", "top3", "--against", top["names"][0])
+    assert others["names"] == [s["name"] for s in top["strongest"][1:4]]
 
 
 def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
@@ -271,6 +318,9 @@ def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
         (["--model", "zoo/resnet", "--target", "red star", "--against", "red star"], "contrasted with itself"),
         (["--model", "test_convnext", "--checkpoint", "CHECKPOINT", "--target", "cat"], "no names for its classes"),
         (["--model", "zoo/resnet", "--device", "abacus"], "--device abacus"),
+        (["--model", "zoo/resnt"], "Did you mean resnet, convnext"),
+        (["--model", "zoo/resnet", "--target", "ring"], "'red ring', 'yellow ring', 'blue ring'"),
+        (["--model", "zoo/resnet", "--classes", "missing.txt"], "--classes missing.txt"),
         (["--model", "zoo/resnet", "--classes", "CHECKPOINT"], "not a text file"),
     ],
 )
@@ -291,7 +341,7 @@ def test_nothing_to_explain(tmp_path):
 def test_bad_output(picture):
     result = invoke("explain", picture, "--model", "zoo/resnet", "-o", picture)
     assert result.exit_code == 2
-    assert "error" in result.output
+    assert f"--output {picture}: no folder can be made" in words(result)
 
 
 def test_images_of_the_same_name_do_not_overwrite_each_other(picture, tmp_path):
@@ -355,3 +405,4 @@ def test_every_command_explains_itself(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
     assert command in invoke("--help").output
+    assert hilrp.__version__ in invoke("--version").output

@@ -116,7 +116,7 @@ def test_a_run_goes_on_where_it_was_stopped(zoo, tmp_path):
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_killed_leaves_nobody_behind(zoo, tmp_path, sign):
-    command = [sys.executable, "-m", "hilrp.cli", "coverage", *zoo("noted_hang"), "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "hilrp", "coverage", *zoo("noted_hang"), "-o", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     noted = tmp_path / "pid"
     deadline = time.monotonic() + 90

@@ -43,6 +43,10 @@ def test_timm(weights, tmp_path, picture):
     assert loaded.batch([picture, picture]).shape == (2, 3, 160, 160)
     for mode in ("L", "RGBA", "CMYK", "P", "I", "1"):
         assert loaded.batch([picture.convert(mode)]).shape == (1, 3, 160, 160)
+    picture.save(tmp_path / "p.png")
+    assert torch.equal(loaded.batch([str(tmp_path / "p.png"), tmp_path / "p.png"]), loaded.batch([picture, picture]))
+    with pytest.raises(InputError, match="expected a list"):
+        loaded.batch("p.png")
     named = hilrp.load("test_convnext", tmp_path / "w.safetensors", classes=list("abcdefg"))
     assert named.index("c") == 2
     with pytest.raises(InputError, match="3 names, but timm/test_convnext tells 7"):
@@ -311,7 +315,7 @@ def test_files_that_are_no_checkpoints(tmp_path):
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     for name, words in (
-        ("cut.safetensors", "not a readable safetensors"), ("text.pt", "text.pt"), ("empty.pt", "holds no weights"),
+        ("cut.safetensors", "not a readable safetensors"), ("text.pt", "text.pt is no checkpoint"), ("empty.pt", "holds no weights"),
         ("list.pt", "holds no weights"), ("missing.pt", "no such file"), (".", "a folder"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,12 @@ def _safetensors(path: Path) -> Any:
 
 
 def _torch(path: Path) -> Any:
+    with path.open("rb") as file:
+        pickled = file.read(1) == b"\x80"
+    if not pickled and not zipfile.is_zipfile(path):
+        raise InputError(
+            f"checkpoint {path} is no checkpoint: neither torch.save nor pickle wrote it. (Safetensors files have to end in .safetensors.)"
+        )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -19,6 +19,7 @@ from hilrp.explainer import Explainer
 from hilrp.explanation import Explanation
 from hilrp.images import Source, read
 from hilrp.libraries.loaded import Loaded
+from hilrp.names import ZOO
 from hilrp.targets import Contrast, logits_of
 
 #: How many of the strongest classes are noted beside the explained one.
@@ -47,6 +48,11 @@ class Wanted:
         other = None if against is None else loaded.index(against)
         said = text if against is None else f"{text} against {against}"
         plain = text.strip().lower()
+        if not loaded.classifies and (plain == "prediction" or re.fullmatch("top[0-9]+", plain)):
+            raise InputError(
+                f"target {text}: {loaded.name} has no classifier, its output is a vector of features. Give the index of one of them, or load a "
+                "checkpoint with a classifier."
+            )
         if plain == "prediction":
             return Wanted(said, against=other)
         if re.fullmatch("top[0-9]+", plain):
@@ -80,6 +86,12 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     reused: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name of the results, and that of the file where it is another."""
+        name, path = self.source.name, self.source.path
+        return name if path.with_suffix("").as_posix().endswith(name) else f"{name} ({path.name})"
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,9 @@ class Gallery:
             except Exception as error:  # the preprocessing may be anybody's
                 yield Outcome(source, error=_said(error))
                 continue
-            waiting.append(_Read(source, x, {"settings": own, "size": size, "image_notes": notes}))
+            seen = tuple(x.shape[:0:-1])
+            notes = notes + self._notes(size, seen)
+            waiting.append(_Read(source, x, {"settings": own, "size": size, "seen": seen, "image_notes": notes}))
             if len(waiting) * self.wanted.count >= self.batch:
                 yield from self._explain(waiting)
                 waiting = []
@@ -133,6 +147,15 @@ class Gallery:
         lost = [source.path for source in sources if source.path.resolve() in results]
         if lost:
             raise InputError(f"{lost[0]}: its figure would be written over it. Choose another folder for the results.")
+
+    def _notes(self, size: tuple[int, int], seen: tuple[int, ...]) -> list[str]:
+        """What a user should know of what the model saw, both as width and height."""
+        notes = []
+        if min(size) < min(seen):
+            notes.append(f"the picture ({size[0]} x {size[1]}) was enlarged")
+        if self.loaded.name.startswith(f"{ZOO}/") and size != seen:
+            notes.append("models of the zoo know the objects of scenes and nothing else")
+        return notes
 
     def _settings(self) -> dict[str, Any]:
         """All that a result depends on, besides the image."""
@@ -195,6 +218,8 @@ class Gallery:
                 raise InputError(
                     f"target {wanted.text}: the model's output {tuple(logits.shape)} has not so many classes."
                 )
+            if wanted.against is not None and wanted.strongest > 1:  # the strongest of the others
+                logits = logits.index_fill(1, torch.tensor([wanted.against], device=device), float("-inf"))
             target = logits.topk(wanted.strongest, dim=1).indices.flatten()
             x = x.repeat_interleave(wanted.strongest, dim=0)
         if wanted.against is not None:

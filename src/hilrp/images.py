@@ -121,7 +121,10 @@ def as_rgb(image: Any) -> tuple[Image.Image, list[str]]:
         if layered.getextrema()[3][0] < 255:
             notes.append("transparent places were filled with white")
         image = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered)
-    rgb: Image.Image = image.convert("RGB")
+    try:
+        rgb: Image.Image = image.convert("RGB")
+    except ValueError as error:
+        raise InputError(f"pictures of mode {image.mode} can't be read. Convert it to RGB first.") from error
     return rgb, notes
 
 

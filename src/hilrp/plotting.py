@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 COLOURS = "seismic"
 #: At most this many stage maps are drawn; more (the blocks of a flat transformer) are thinned out evenly.
 STAGES = 4
+#: A title is as wide as its picture: this many letters.
+_TITLE = 30
 #: At most this many samples are drawn, unless they are named.
 _ROWS = 10
 
@@ -61,10 +64,10 @@ def draw(
 
 
 def displayable(image: np.ndarray) -> np.ndarray:
-    """A preprocessed image ``[C,H,W]`` as a picture ``[H,W,3]``: stretched to the range of its own values."""
+    """A preprocessed image ``[C,H,W]`` as a picture ``[H,W,3]``: stretched to the range of its own values, all channels alike."""
     channels = image[:3] if image.shape[0] >= 3 else np.repeat(image[:1], 3, 0)
-    low, high = channels.min((1, 2), keepdims=True), channels.max((1, 2), keepdims=True)
-    picture: np.ndarray = ((channels - low) / np.where(high > low, high - low, 1)).transpose(1, 2, 0)
+    low, high = float(channels.min()), float(channels.max())
+    picture: np.ndarray = ((channels - low) / (high - low or 1.0)).transpose(1, 2, 0)
     return picture
 
 
@@ -119,23 +122,28 @@ def _title(explanation: Explanation, i: int, classes: list[str] | None) -> str:
             f"classes has {len(classes)} names, but class {index} is explained. Pass the name of every class."
         )
     names = classes or [f"class {c}" for c in range(index + 1)]
-    if explanation.against is None:
-        return f"{names[index]}\n{score}"
-    other = int(explanation.against[i])
-    return f"{names[index]} rather than {classes[other] if classes else other}\n{score}"
+    said = names[index]
+    if explanation.against is not None:
+        other = int(explanation.against[i])
+        said += f" rather than {classes[other] if classes else other}"
+    return f"{fill(said, _TITLE)}\n{score}"
+
+
+def shares(explanation: Explanation, i: int) -> list[tuple[str, float]]:
+    """What the books of a sample are made of: the pixels, the largest entries, the rest, and what is missing."""
+    ledger = explanation.ledger
+    visible = 0.005 * abs(float(ledger.score[i]))
+    entries = sorted(((n, float(v[i])) for n, v in ledger.entries.items()), key=lambda item: -abs(item[1]))
+    large = [(name, value) for name, value in entries if abs(value) >= visible][:5]
+    rest = sum(value for _, value in entries) - sum(value for _, value in large)
+    ends = [("other", rest), ("not accounted for", float(ledger.difference[i]))]
+    return [("pixels", float(ledger.pixels[i])), *large, *(end for end in ends if abs(end[1]) >= visible)]
 
 
 def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
     """A waterfall: score = pixels + what constants kept."""
     ledger = explanation.ledger
-    entries = [(name, float(value[i])) for name, value in ledger.entries.items() if float(value[i]) != 0]
-    entries.sort(key=lambda item: -abs(item[1]))
-    parts = [("pixels", float(ledger.pixels[i])), *entries[:5]]
-    if len(entries) > 5:
-        parts.append(("other", sum(value for _, value in entries[5:])))
-    missing = float(ledger.difference[i])
-    if abs(missing) > 0.01 * abs(float(ledger.score[i])):
-        parts.append(("not accounted for", missing))
+    parts = shares(explanation, i)
     start = 0.0
     for row, (_, value) in enumerate(parts):
         axis.barh(row, value, left=start, color="#b2182b" if value >= 0 else "#2166ac", height=0.7)
@@ -149,7 +157,7 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     axis.margins(x=0.25)
     axis.tick_params(axis="x", labelsize=7)
     word = explanation.verdicts[i]
-    said = f"{word}: pixels {float(ledger.share[i]):.0%}, residual {float(ledger.residual[i]):.0e}"
+    said = f"{word}: pixels {float(ledger.share[i]):.1%}, residual {float(ledger.residual[i]):.0e}"
     axis.set_title(said, fontsize=9, color=word.colour)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

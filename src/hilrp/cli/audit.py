@@ -46,7 +46,7 @@ def audit(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Models of timm, torchvision, transformers (a model type, a name on the hub, or a folder) or open_clip, with or without "
+            help="Models of the zoo (zoo/swin), timm, torchvision, transformers (a model type, a name on the hub, or a folder) or open_clip, with or without "
             "'library/' before the name; or module:factory, a function of yours that returns a model, or (model, inputs[, target]); its inputs are taken as they are."
         ),
     ],

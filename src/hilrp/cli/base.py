@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, help="Explain the predictions of vision models.")
+import hilrp
+from hilrp.errors import InputError
+
+app = typer.Typer(no_args_is_help=True, add_completion=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hilrp {hilrp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Explain the predictions of vision models."""
+
+
 # Names of models may hold what looks like the code of an emoji.
 console = Console(emoji=False)
 errors = Console(stderr=True, emoji=False)
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder of --output."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output {path}: no folder can be made there ({error.strerror}). Choose another.") from error
 
 
 def fail(error: Exception) -> typer.Exit:

@@ -9,9 +9,9 @@ import numpy as np
 import typer
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
-from hilrp.cli.base import app, console, errors, fail, print_json
+from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
 from hilrp.errors import HilrpError
 from hilrp.files import write_whole
 
@@ -32,7 +32,7 @@ def demo(
 
     found = []
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
         with Progress(console=errors, transient=True) as progress:
             task = progress.add_task("explaining", total=len(ARCHITECTURES))
             for family in families(objects):
@@ -59,9 +59,8 @@ def demo(
     if json:
         print_json({"families": rows, "centre_gaussian": vars(bell), "objects": objects})
     else:
-        table = Table(
-            "family", "class", "score", "pixels' share", "ledger residual", "pointing hits", "relevance on object"
-        )
+        family_column = Column("family", no_wrap=True)
+        table = Table(family_column, "class", "score", "pixels' share", "residual", "pointing hits", "on object")
         for row, family in zip(rows, found, strict=True):
             hits = f"{sum(family.hits)} of {len(family.hits)}"
             values = (f"{row['score']:.2f}", f"{row['pixel_share']:.2f}", f"{row['residual']:.0e}", hits)
@@ -72,7 +71,8 @@ def demo(
         )
         console.print(table)
         console.print(
-            f"Score: of the first class shown. Share: median, residual: largest, of all. An object covers {bell.area:.0%} of a picture."
+            f"Score: of the first class shown. Share: median, residual: largest, on object: the positive relevance there, mean. "
+            f"An object covers {bell.area:.0%} of a picture."
         )
         console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
     if not closed:

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hilrp.errors import InputError
-from hilrp.images import as_rgb
+from hilrp.images import as_rgb, read
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -69,9 +70,12 @@ class Loaded:
         count = f"{len(self.classes)} classes" if self.classes else "classes without names"
         return f"Loaded({self.name}, {self.weights}, {count})"
 
-    def batch(self, images: Sequence[Image.Image]) -> Tensor:
-        """Several pictures, preprocessed, ``[B,3,H,W]``, where the model is."""
-        x = torch.stack([self.preprocess(image) for image in images])
+    def batch(self, images: Sequence[Image.Image | str | Path]) -> Tensor:
+        """Several pictures, or their files, preprocessed, ``[B,3,H,W]``, where the model is."""
+        if not isinstance(images, Sequence) or isinstance(images, str):
+            raise InputError(f"batch: expected a list of pictures or of their files, not {type(images).__name__}.")
+        opened = [read(Path(image))[0] if isinstance(image, (str, Path)) else image for image in images]
+        x = torch.stack([self.preprocess(image) for image in opened])
         return x.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
 
     def index(self, name: str) -> int:
@@ -96,11 +100,19 @@ class Loaded:
             alike = ", ".join(f"{i} ({self.classes[i]})" for i in known[wanted])
             raise InputError(f"class {name!r} is the name of several: {alike}. Use an index.")
         if wanted not in known:
-            close = get_close_matches(wanted, known, 3, 0.6) or [n for n in known if wanted in n][:3]
+            close = [n for n in known if wanted in re.split(r"[^\w]+", n)][:5]
+            close = close or get_close_matches(wanted, known, 3, 0.6) or [n for n in known if wanted in n][:5]
             hint = f" Did you mean {', '.join(repr(c) for c in close)}?" if close else " Use an index."
             raise InputError(f"class {name!r}: {self.name} knows no such class.{hint}")
         return known[wanted][0]
 
     def named(self, index: int) -> str:
         """The name of a class, or its number."""
-        return self.classes[index] if self.classes and index < len(self.classes) else f"class {index}"
+        if self.classes and index < len(self.classes):
+            return self.classes[index]
+        return f"class {index}" if self.classifies else f"feature {index}"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it tells classes apart; a model without a classifier returns features."""
+        return getattr(self.model, "num_classes", None) != 0

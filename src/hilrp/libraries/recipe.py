@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ _Made = TypeVar("_Made")
 
 def download(name: str, make: Callable[[], _Made]) -> _Made:
     """Runs ``make``, which may need the network, and says so if that fails."""
+    # The hub's client tells of each attempt; the message below says it once.
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         return make()
     except Exception as error:  # the hubs' clients raise errors of many libraries
@@ -71,6 +76,8 @@ def download(name: str, make: Callable[[], _Made]) -> _Made:
             "Check the connection. Without one: give a file with its weights (checkpoint=, --checkpoint), use a model that comes with hilrp "
             "(zoo/swin, ...), or, for an audit, random weights. (HF_HUB_OFFLINE=1 in the environment saves the hub's retries.)"
         ) from error
+    finally:
+        log.setLevel(level)
 
 
 def keyword(name: str, make: Callable[[int], Tensor], **constants: Tensor) -> Callable[[int], Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from PIL import Image
 from hilrp.demo import Control, Family, Question, hit
 from hilrp.explanation import Explanation
 from hilrp.pages.parts import badge, image, meanings, page
-from hilrp.plotting import STAGES, blend, coloured, stages_shown
+from hilrp.plotting import STAGES, blend, coloured, shares, stages_shown
 from hilrp.scenes import Mask
 from hilrp.verdicts import Verdict
 
@@ -62,7 +62,8 @@ middle, which looks at no model, points to {control.pointing:.0%} of them and ha
     return page(
         "HiLRP: twelve architectures explained",
         f"{intro}{wall}{meanings(verdicts)}"
-        f'<h2>From the last stage to the pixels</h2><p class="soft">The first question again, at the stages of each model, and where its score went.</p>'
+        f'<h2>From the last stage to the pixels</h2><p class="soft">The first question again, at the stages of each model, and where its score went: '
+        'to the <b style="color:#b2182b">pixels</b>, or to <b style="color:#e58267">constants of the model</b> (<b style="color:#2166ac">blue</b> where they speak against the class).</p>'
         f'<div class="card wall stages"><table>{stages}</table></div>'
         '<p class="soft">Do it yourself: <code>hilrp scenes 8 -o scenes</code>, <code>hilrp explain scenes/images --model zoo/swin --target top3</code>, '
         "or a photograph of yours: <code>hilrp explain photo.jpg</code>.</p>",
@@ -130,9 +131,7 @@ def _stages(family: Family) -> str:
 
 def _books(found: Explanation) -> str:
     """Where the first score went: bars as long as the parts, red for and blue against."""
-    ledger = found.ledger
-    parts = [("pixels", float(ledger.pixels[0])), *((n, float(v[0])) for n, v in ledger.entries.items())]
-    parts = [(name, value) for name, value in parts if abs(value) > 0.005 * abs(float(ledger.score[0]))]
+    ledger, parts = found.ledger, shares(found, 0)
     total = sum(abs(value) for _, value in parts)
     colours = {True: ("#b2182b", "#e58267"), False: ("#2166ac", "#67a9cf")}
     bars = "".join(

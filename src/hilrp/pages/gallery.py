@@ -10,17 +10,20 @@ from urllib.parse import quote
 
 from hilrp.gallery import Outcome
 from hilrp.pages.parts import badge, image, meanings, page
+from hilrp.rules import PRESETS
 from hilrp.verdicts import Verdict
 
 #: At most this many images are shown: the page holds them all in itself.
 _SHOWN = 100
-_WIDTH = 1400
+#: Figures are shown this much smaller, so that their letters are as large as the page's.
+_SCALE = 0.66
 
 _STYLE = """
 .head { display: flex; flex-wrap: wrap; gap: 6px 18px; align-items: baseline; margin-bottom: 8px; }
 .head b { font-size: 17px; overflow-wrap: anywhere; }
 .failed { border-left: 4px solid #c00020; }
-.card img { width: 100%; }
+.card { overflow-x: auto; }
+.card img { max-width: none; }
 """
 
 
@@ -31,7 +34,8 @@ def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[st
     settings = done[0].facts["settings"] if done else {}
     parts = [f"<h1>{escape(title)}</h1>"]
     if settings:
-        rules = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
+        plain = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
+        rules = next((name for name, known in PRESETS.items() if vars(known) == settings["rules"]), plain)
         parts.append(
             f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])}; target: {escape(settings["target"])}; '
             f"rules: {escape(rules)}; hilrp {escape(settings['hilrp'])}</p>"
@@ -55,12 +59,16 @@ def _card(folder: Path, outcome: Outcome) -> str:
     facts, name = outcome.facts, outcome.source.name
     with Image.open(folder / f"{name}.png") as figure:
         small = figure.convert("RGB")
-        small.thumbnail((_WIDTH, 10 * _WIDTH), Image.Resampling.LANCZOS)
+        small = small.resize((round(_SCALE * small.width), round(_SCALE * small.height)), Image.Resampling.LANCZOS)
     heads = "".join(_head(facts, i) for i in range(len(facts["score"])))
-    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in facts["image_notes"])
+    sizes = [f"{width} x {height}" for width, height in (facts["size"], facts["seen"])]
+    saw = f"{sizes[0]} pixels" + (
+        f", of which the model saw {sizes[1]}, scaled and cropped" if sizes[0] != sizes[1] else ""
+    )
+    notes = "".join(f'<p class="soft">Note: {escape(note)}.</p>' for note in facts["image_notes"])
     files = ", ".join(f'<a href="./{quote(name)}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
     return (
-        f'<div class="card"><div class="head"><b>{escape(name)}</b><span class="soft">{files}</span></div>{heads}{notes}'
+        f'<div class="card"><div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span><span class="soft">{files}</span></div>{heads}{notes}'
         f"{image(small, f'{name}: input, relevance on it, signed map, stages, books', quality=85)}</div>"
     )
 

@@ -1,4 +1,4 @@
-"""``python -m hilrp.cli`` is ``hilrp``."""
+"""``python -m hilrp`` is ``hilrp``."""
 
 from hilrp.cli import app
 
