@@ -16,7 +16,7 @@ from hilrp.verdicts import Verdict
 #: At most this many images are shown: the page holds them all in itself.
 _SHOWN = 100
 #: Figures are shown this much smaller, so that their letters are as large as the page's.
-_SCALE = 0.66
+_SCALE = 0.63
 
 _STYLE = """
 .head { display: flex; flex-wrap: wrap; gap: 6px 18px; align-items: baseline; margin-bottom: 8px; }
