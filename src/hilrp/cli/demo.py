@@ -59,8 +59,8 @@ def demo(
     if json:
         print_json({"families": rows, "centre_gaussian": vars(bell), "objects": objects})
     else:
-        family_column = Column("family", no_wrap=True)
-        table = Table(family_column, "class", "score", "pixels' share", "residual", "pointing hits", "on object")
+        first, second = (Column(name, no_wrap=True) for name in ("family", "class"))
+        table = Table(first, second, "score", "share", "residual", "pointing hits", "on object")
         for row, family in zip(rows, found, strict=True):
             hits = f"{sum(family.hits)} of {len(family.hits)}"
             values = (f"{row['score']:.2f}", f"{row['pixel_share']:.2f}", f"{row['residual']:.0e}", hits)
@@ -71,7 +71,7 @@ def demo(
         )
         console.print(table)
         console.print(
-            f"Score: of the first class shown. Share: median, residual: largest, on object: the positive relevance there, mean. "
+            f"Score: of the first class shown. Share: the pixels' part of it, median; residual: largest, on object: the positive relevance there, mean. "
             f"An object covers {bell.area:.0%} of a picture."
         )
         console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
