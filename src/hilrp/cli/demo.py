@@ -60,7 +60,7 @@ def demo(
         print_json({"families": rows, "centre_gaussian": vars(bell), "objects": objects})
     else:
         first, second = (Column(name, no_wrap=True) for name in ("family", "class"))
-        table = Table(first, second, "score", "share", "residual", "pointing hits", "on object")
+        table = Table(first, second, "score", "share", "residual", "pointing", "on object")
         for row, family in zip(rows, found, strict=True):
             hits = f"{sum(family.hits)} of {len(family.hits)}"
             values = (f"{row['score']:.2f}", f"{row['pixel_share']:.2f}", f"{row['residual']:.0e}", hits)
