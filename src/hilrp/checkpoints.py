@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -150,3 +151,13 @@ def _difference(own: Mapping[str, Tensor], state: State) -> str:
 def _few(names: list[str]) -> str:
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + rest
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A checksum of all weights: the same name may have others tomorrow."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hilrp
+from hilrp.checkpoints import fingerprint
 from hilrp.errors import HilrpError, InputError
 from hilrp.explainer import Explainer
 from hilrp.explanation import Explanation
@@ -163,7 +164,7 @@ class Gallery:
             "hilrp": hilrp.__version__,
             "model": self.loaded.name,
             "weights": self.loaded.weights,
-            "weights_sha256": _fingerprint(self.loaded.model),
+            "weights_sha256": fingerprint(self.loaded.model),
             "target": self.wanted.text,
             "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
             "classes": None
@@ -257,16 +258,6 @@ class _Read:
 def _said(error: Exception) -> str:
     """An error in words: hilrp's own are sentences, others need their kind."""
     return str(error) if isinstance(error, (HilrpError, OSError)) else f"{type(error).__name__}: {error}"
-
-
-def _fingerprint(model: nn.Module) -> str:
-    """A checksum of all weights: the same name may have others tomorrow."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _checksum(path: Path) -> str:

@@ -103,20 +103,25 @@ def channels_last(shape: Sequence[int], image: Sequence[int]) -> bool | None:
 
 
 def to_map(relevance: Tensor, image: Sequence[int], last: bool | None = None) -> Tensor | None:
-    """Relevance of features ``[B,C,h,w]``, ``[B,h,w,C]`` or tokens ``[B,N,C]`` as a map ``[B,h,w]``; channels are summed.
+    """Relevance of features as a map ``[B,h,w]``: `to_features` with the channels summed."""
+    features = to_features(relevance, image, last)
+    return None if features is None else features.sum(1)
+
+
+def to_features(features: Tensor, image: Sequence[int], last: bool | None = None) -> Tensor | None:
+    """Features ``[B,C,h,w]``, ``[B,h,w,C]`` or tokens ``[B,N,C]`` as ``[B,C,h,w]``.
 
     ``image`` is the height and width of the input. Tokens before the grid (class, distillation, register
-    tokens) aren't part of the map. ``None`` if there is no grid of the image's proportions. ``last`` tells where the
+    tokens) aren't part of it. ``None`` if there is no grid of the image's proportions. ``last`` tells where the
     channels are in features whose shape doesn't.
     """
     ratio = image[0] / image[1]
-    if relevance.ndim == 4:
-        own = channels_last(relevance.shape, image)
-        return relevance.sum(3 if (last if own is None else own) else 1)
-    tokens = relevance.sum(2)
-    for prefix in range(min(17, tokens.shape[1])):
-        count = tokens.shape[1] - prefix
+    if features.ndim == 4:
+        own = channels_last(features.shape, image)
+        return features.permute(0, 3, 1, 2) if (last if own is None else own) else features
+    for prefix in range(min(17, features.shape[1])):
+        count = features.shape[1] - prefix
         height = round(math.sqrt(count * ratio))
         if height and count % height == 0 and abs(height / (count // height) / ratio - 1) < 0.15:
-            return tokens[:, prefix:].reshape(-1, height, count // height)
+            return features[:, prefix:].mT.unflatten(2, (height, count // height))
     return None

@@ -1,0 +1,76 @@
+"""What has to be known to repeat a run: versions, weights, preprocessing, seeds."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import hilrp
+from hilrp.bench.data import SCENES
+from hilrp.checkpoints import fingerprint
+
+if TYPE_CHECKING:
+    from hilrp.bench.grid import Grid
+
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "captum", "grad-cam", "quantus", "scikit-learn", "scipy")
+
+
+def manifest(grid: Grid) -> dict[str, Any]:
+    """The facts of a run as plain data."""
+    suite = grid.suite
+    models: dict[str, dict[str, Any]] = {}
+    for name in suite.models:
+        try:
+            loaded = grid.load(name)
+        except Exception as error:  # said in its cells
+            models[name.partition("@")[0]] = {"error": str(error)}
+            continue
+        models[loaded.name] = {
+            "weights": loaded.weights,
+            "sha256": fingerprint(loaded.model),
+            "mean": loaded.preprocess.mean,
+            "std": loaded.preprocess.std,
+            "preprocessing": " ".join(str(loaded.preprocess.function).split()),
+        }
+    return {
+        "hilrp": hilrp.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "device": torch.cuda.get_device_name() if grid.device.startswith("cuda") else platform.machine(),
+        "data": suite.data,
+        "scenes_seed": SCENES,
+        "effort": asdict(suite.effort),
+        "methods": list(suite.methods),
+        "measures": list(suite.measures),
+        "models": models,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Of the checkout that hilrp runs from, if it does."""
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(hilrp.__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

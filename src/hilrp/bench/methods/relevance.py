@@ -1,0 +1,22 @@
+"""Layer-wise relevance: HiLRP and the rule sets that it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from hilrp.bench.methods.base import Function
+from hilrp.explainer import Explainer
+from hilrp.rules import Rules
+
+
+def relevance(preset: str) -> Function:
+    """The map of a rule set; options change it (``gamma=0.1``)."""
+
+    def function(model: nn.Module, x: Tensor, target: Tensor, **options: Any) -> Tensor:
+        rules = replace(Rules.named(preset), **options)
+        return Explainer(model, rules, stages=None).explain(x, target).map
+
+    return function

@@ -1,0 +1,67 @@
+"""Agreement with Shapley values over segments, an axiomatic reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.bench.metrics.faithfulness import pearson, scores
+
+
+def shapley_values(
+    model: nn.Module, x: Tensor, target: Tensor, segments: Tensor, baseline: Tensor, permutations: int, seed: int = 0
+) -> Tensor:
+    """Shapley values of the segments of one image, sampled: ``[segments]``.
+
+    Each permutation puts the segments in, one after the other, and the score's gain is the segment's. Each is followed by its
+    reverse, which halves the variance or better (Mitchell et al., 2022).
+
+    Args:
+        model: The model.
+        x: One image, ``[3,H,W]``.
+        target: Its class, a scalar.
+        segments: The number of each pixel's segment, ``[H,W]``, from 0 on.
+        baseline: What is there where a segment is not, ``[3,H,W]``.
+        permutations: How many; an even number.
+        seed: Of the permutations.
+    """
+    count = int(segments.max()) + 1
+    chance = torch.Generator().manual_seed(seed)
+    values = torch.zeros(count, dtype=torch.float64, device=x.device)
+    orders = [torch.randperm(count, generator=chance) for _ in range((permutations + 1) // 2)]
+    orders = [each for order in orders for each in (order, order.flip(0))][:permutations]
+    for order in orders:
+        place = torch.empty(count, dtype=torch.long).scatter_(0, order, torch.arange(count)).to(x.device)
+        # Picture k holds the first k segments of the order.
+        there = place[segments][None] < torch.arange(count + 1, device=x.device)[:, None, None]
+        pictures = torch.where(there[:, None], x, baseline)
+        gains = scores(model, pictures, target.expand(count + 1)).double().diff()
+        values.index_add_(0, order.to(x.device), gains)
+    return values / len(orders)
+
+
+def per_segment(maps: Tensor, segments: Tensor) -> Tensor:
+    """The sum of a map ``[H,W]`` over each segment."""
+    count = int(segments.max()) + 1
+    sums = torch.zeros(count, dtype=torch.float64, device=maps.device)
+    return sums.index_add_(0, segments.flatten(), maps.flatten().double())
+
+
+def spearman(a: Tensor, b: Tensor) -> Tensor:
+    """Rank correlation along the last axis; equal values share their mean rank."""
+    return pearson(ranks(a), ranks(b))
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks along the last axis, in float64; equal values share their mean rank.
+
+    Example:
+        >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
+        [1.5, 0.0, 1.5]
+    """
+    rows = []
+    for row in values.reshape(-1, values.shape[-1]):
+        _, place, counts = torch.unique(row, return_inverse=True, return_counts=True)
+        ends = counts.cumsum(0).double()
+        rows.append((ends - (counts.double() + 1) / 2)[place])
+    return torch.stack(rows).reshape(values.shape)

@@ -1,0 +1,227 @@
+"""The report of a run: the same tables as a page, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hilrp.bench import methods
+from hilrp.bench.grid import Cell
+from hilrp.bench.summary import Estimate, Table, tables
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report.
+
+    Attributes:
+        title: Its heading.
+        text: What is measured, and how to read it.
+        figures: Figure -> 1 if larger is better, -1 if smaller is, 0 if neither.
+    """
+
+    title: str
+    text: str
+    figures: dict[str, int]
+
+
+SECTIONS = (
+    Section(
+        "Pointing Game",
+        "How often the strongest pixel lies on the object. Where several pixels are the strongest, the part of them that does. The controls look at no model.",
+        {"pointing": 1},
+    ),
+    Section(
+        "Relevance mass, average precision, IoU",
+        "Energy excess: the part of the positive relevance on the object, less the part of the picture that it covers. Average precision: how well the map tells the "
+        "object's pixels from the others. IoU: of the object with as many of the strongest pixels as it has.",
+        {"energy excess": 1, "average precision": 1, "IoU": 1},
+    ),
+    Section(
+        "Conservation",
+        "The sum of the map relative to the explained score (1 is exact), and the part of the score that the books can't account for (0 is exact).",
+        {"pixels' share": 0, "residual": -1},
+    ),
+    Section(
+        "Agreement with Shapley values",
+        "Spearman correlation, over the cells of a grid, of the map's sum with sampled Shapley values of the score.",
+        {"Shapley agreement": 1},
+    ),
+    Section(
+        "The true effect of an object",
+        "In scenes: Spearman correlation, over the objects of a scene, of the relevance on each with what the score loses when that object is taken out of the picture.",
+        {"true effect": 1},
+    ),
+    Section(
+        "Pixel flipping",
+        "Area under the score while pixels are replaced by the mean colour: most relevant first (MoRF, smaller is better), least relevant first (LeRF, larger), and the difference.",
+        {"flip": 1, "morf": -1, "lerf": 1},
+    ),
+    Section(
+        "Faithfulness Correlation",
+        "Correlation, over random subsets of 224 pixels, of their relevance with what the score loses without them: as single pixels (Quantus's default), and as squares of 8 x 8.",
+        {"faithfulness correlation (pixels)": 1, "faithfulness correlation (patches)": 1},
+    ),
+    Section(
+        "Class sensitivity",
+        "In scenes with several objects: how alike (Spearman) the maps of two classes are, and how often each of the two has more of its mass on its own object than on the other's.",
+        {"class sensitivity": -1, "moves to the other object": 1},
+    ),
+    Section(
+        "Sanity check",
+        "How alike (Spearman) maps are before and after weights are shuffled: a map that stays the same doesn't depend on what the model has learned.",
+        {
+            "sanity, cascading: head": -1,
+            "sanity, cascading: upper half": -1,
+            "sanity, cascading: all layers": -1,
+            "sanity, independent: one layer in the middle": -1,
+        },
+    ),
+    Section(
+        "Equivariance",
+        "How alike (Spearman) the map of a shifted picture and the shifted map are, for cyclic shifts by an eighth and a quarter of the picture.",
+        {"equivariance": 1},
+    ),
+    Section(
+        "Misclassified samples",
+        "Where the model is wrong: the energy excess, on the true object, of the map of the class that it says, and of the true class.",
+        {"misclassified: predicted class": 0, "misclassified: true class": 0},
+    ),
+    Section(
+        "Cost",
+        "Images that go through the model for one map; time and (on a GPU) peak memory relative to a plain forward and backward pass.",
+        {"forward passes": -1, "time ratio": -1, "memory ratio": -1},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table as it is shown: a method's title, its kind, and a cell for each model."""
+
+    name: str
+    title: str
+    kind: str
+    cells: list[Shown]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell as it is shown.
+
+    Attributes:
+        value: The estimate.
+        why: Why there is none.
+        mark: ``"best"`` or ``"worst"`` of the methods that look at the model.
+    """
+
+    value: Estimate | None
+    why: str = ""
+    mark: str = ""
+
+
+def rows(table: Table, better: int) -> list[Row]:
+    """A table's rows: methods in their order, variants of rules after them, controls last."""
+    kinds = {name: methods.find(name) for name in table.methods}
+    judged = [name for name in table.methods if kinds[name].kind != "control"]
+    marks: dict[tuple[str, str], str] = {}
+    for model in table.models:
+        column = table.column(model, judged)
+        if better and len(column) > 1:
+            ordered = sorted(column, key=lambda name: better * column[name].mean)
+            marks[model, ordered[-1]], marks[model, ordered[0]] = "best", "worst"
+    found = []
+    for name in [*judged, *(n for n in table.methods if n not in judged)]:
+        cells = [
+            Shown(
+                table.cells.get((m, name)),
+                table.undefined.get((m, name), ""),
+                marks.get((m, name), ""),
+            )
+            for m in table.models
+        ]
+        if any(cell.value is not None for cell in cells):
+            found.append(Row(name, kinds[name].title, kinds[name].kind, cells))
+    return found
+
+
+def short(model: str) -> str:
+    """A model's name in a heading."""
+    return model.partition("@")[0].rpartition("/")[2].partition(".")[0]
+
+
+def number(value: float) -> str:
+    """A figure as it is printed: as many digits as can be read."""
+    if value and (abs(value) < 0.005 or abs(value) >= 1000):
+        return f"{value:.0e}"
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def markdown(cells: Iterable[Cell], title: str, facts: dict[str, Any]) -> str:
+    """All tables as Markdown. Best values are bold, worst ones in italics; a dash is a method that has no meaning on the model."""
+    cells = list(cells)
+    found = tables(cells)
+    lines = [f"# {title}", "", _introduction(facts), ""]
+    for section in SECTIONS:
+        present = [name for name in section.figures if name in found]
+        if not present:
+            continue
+        lines += [f"## {section.title}", "", section.text, ""]
+        for name in present:
+            table = found[name]
+            heads = [short(model) for model in table.models]
+            lines += [f"**{name}**", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+            for row in rows(table, section.figures[name]):
+                lines.append(f"| {row.title} | " + " | ".join(_plain(cell) for cell in row.cells) + " |")
+            lines.append("")
+    errors = [cell for cell in cells if cell.error is not None]
+    if errors:
+        lines += ["## Errors", "", *(f"- {c.model}, {c.method}, {c.measure}: {c.error}" for c in errors), ""]
+    return "\n".join(lines)
+
+
+def _introduction(facts: dict[str, Any]) -> str:
+    effort = facts.get("effort", {})
+    return (
+        f"{effort.get('images')} images of {facts.get('data')}; hilrp {facts.get('hilrp')}, torch {facts.get('packages', {}).get('torch')}, "
+        f"{facts.get('device')}. Means over images with 95 % bootstrap intervals. The best value of a column is bold, the worst in italics, of the methods that "
+        "look at the model; a dash is a method that has no meaning on the model."
+    )
+
+
+def _plain(cell: Shown) -> str:
+    if cell.value is None:
+        return "–" if cell.why else ""
+    value = number(cell.value.mean)
+    if cell.value.count > 1:
+        value += f" [{number(cell.value.low)}, {number(cell.value.high)}]"
+    return {"best": f"**{value}**", "worst": f"*{value}*"}.get(cell.mark, value)
+
+
+def as_json(cells: Iterable[Cell], facts: dict[str, Any]) -> str:
+    """Every estimate and every value behind it."""
+    cells = list(cells)
+    figures = [
+        {"model": c.model.partition("@")[0], "method": c.method, "figure": name, "values": values}
+        for c in cells
+        for name, values in c.figures.items()
+    ]
+    missing = [
+        {
+            "model": c.model.partition("@")[0],
+            "method": c.method,
+            "measure": c.measure,
+            "undefined": c.undefined,
+            "error": c.error,
+        }
+        for c in cells
+        if c.undefined is not None or c.error is not None
+    ]
+    return json.dumps({"manifest": facts, "figures": figures, "missing": missing})
+
+
+def variants(names: Sequence[str]) -> list[str]:
+    """The rule sets and gammas among the methods."""
+    return [name for name in names if name.startswith(("hilrp", "rules:", "epsilon", "attnlrp"))]

@@ -1,0 +1,85 @@
+"""From cells to tables: means over images with bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hilrp.bench.grid import Cell
+
+#: Resamples of a bootstrap interval.
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over images with its 95 % bootstrap interval.
+
+    Attributes:
+        mean: The mean.
+        low, high: The interval; the mean itself where there is one value.
+        count: How many values.
+        spread: Their standard deviation.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    spread: float
+
+
+def estimate(values: Iterable[float | None], seed: int = 0) -> Estimate | None:
+    """The estimate of some values; ``None`` if there are none.
+
+    Example:
+        >>> estimate([1.0, 1.0]).mean
+        1.0
+    """
+    known = np.array([v for v in values if v is not None and np.isfinite(v)], dtype=float)
+    if not len(known):
+        return None
+    chance = np.random.default_rng(seed)
+    means = known[chance.integers(len(known), size=(_RESAMPLES, len(known)))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(float(known.mean()), float(low), float(high), len(known), float(known.std()))
+
+
+@dataclass(frozen=True)
+class Table:
+    """One figure of all methods on all models.
+
+    Attributes:
+        figure: Which.
+        models, methods: Columns and rows.
+        cells: Model and method -> estimate; missing where there is none.
+        undefined: Model and method -> why the method has no meaning there.
+    """
+
+    figure: str
+    models: list[str]
+    methods: list[str]
+    cells: dict[tuple[str, str], Estimate]
+    undefined: dict[tuple[str, str], str]
+
+    def column(self, model: str, among: Iterable[str]) -> dict[str, Estimate]:
+        """The estimates of one model, of some methods."""
+        return {m: self.cells[model, m] for m in among if (model, m) in self.cells}
+
+
+def tables(cells: Iterable[Cell]) -> dict[str, Table]:
+    """All figures, by name."""
+    found: dict[str, Table] = {}
+    cells = list(cells)
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    methods = list(dict.fromkeys(cell.method for cell in cells))
+    undefined = {(c.model, c.method): c.undefined for c in cells if c.undefined is not None}
+    for cell in cells:
+        for name, values in cell.figures.items():
+            table = found.setdefault(name, Table(name, models, methods, {}, undefined))
+            value = estimate(values)
+            if value is not None:
+                table.cells[cell.model, cell.method] = value
+    return found

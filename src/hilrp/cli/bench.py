@@ -1,0 +1,143 @@
+"""``hilrp bench``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hilrp.cli.audit import check_device
+from hilrp.cli.base import app, console, errors, fail, make_folder
+from hilrp.errors import HilrpError, InputError, UnavailableError
+from hilrp.files import write_whole
+
+
+@app.command()
+def bench(
+    suite: Annotated[str, typer.Option(help="quick, paper or real.")] = "quick",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Models instead of the suite's; a checkpoint may follow an @. May be repeated."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Methods instead of the suite's: hilrp, grad-cam, rise:masks=200, hilrp:gamma=0.1, ... May be repeated."
+        ),
+    ] = None,
+    measure: Annotated[list[str] | None, typer.Option(help="Measures instead of all. May be repeated.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="scenes, or a folder: with index.json (file, label, boxes or mask), ImageNet-S, or a VOC devkit."
+        ),
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="How many images.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the results; a later run goes on from there.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Compares attribution methods: where their maps lie, what they conserve, and whether the score depends on what they mark.
+
+    Every figure stands beside controls that look at no model. Each cell is kept, so that a run that was stopped goes on, and a new method
+    costs only its own cells. Writes index.html, report.md, report.json and manifest.json.
+
+    \b
+    hilrp bench                                         # four families, all methods, few images
+    hilrp bench --suite paper --device cuda             # the whole grid
+    hilrp bench --model resnet50 --data photos/ --method hilrp --method grad-cam
+    """
+    try:
+        check_device(device)
+        try:
+            from hilrp.bench import methods
+            from hilrp.bench.grid import Grid
+            from hilrp.bench.measures import MEASURES
+            from hilrp.bench.suites import suite as by_name
+        except ModuleNotFoundError as error:
+            raise UnavailableError(
+                f"{error.name} is not installed. Install it with: pip install 'hilrp[bench]'"
+            ) from error
+        chosen = by_name(suite, data)
+        for name in method or ():
+            methods.find(name)
+        for name in measure or ():
+            if name not in MEASURES:
+                raise InputError(f"--measure {name}: choose from {', '.join(MEASURES)}.")
+        chosen = replace(
+            chosen,
+            models=tuple(model or chosen.models),
+            methods=tuple(method or chosen.methods),
+            measures=tuple(measure or chosen.measures),
+            effort=replace(chosen.effort, images=images or chosen.effort.images),
+        )
+        folder = output or Path("out/bench") / suite
+        make_folder(folder)
+        grid = Grid(chosen, folder, device)
+        cells = _run(grid)
+        _write(grid, cells, f"Attribution methods: {suite}")
+    except (HilrpError, OSError) as error:
+        raise fail(error) from None
+    _summary(cells)
+    console.print(f"Look at {escape(str(folder / 'index.html'))}", soft_wrap=True)
+    if any(cell.error is not None for cell in cells):
+        raise typer.Exit(1)
+
+
+def _run(grid):  # type: ignore[no-untyped-def]
+    cells = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("", total=grid.total)
+        for cell in grid.run():
+            cells.append(cell)
+            progress.update(task, advance=1, description=escape(f"{cell.model.partition('@')[0]} {cell.method}"))
+            if cell.error is not None:
+                said = f"{cell.model}, {cell.method}, {cell.measure}"
+                progress.console.print(f"[red]{escape(said)}[/]: {escape(cell.error)}", highlight=False, soft_wrap=True)
+    return cells
+
+
+def _write(grid, cells, title: str) -> None:  # type: ignore[no-untyped-def]
+    import json
+
+    from hilrp.bench.report import as_json, markdown
+    from hilrp.pages.bench import bench_page
+
+    facts = json.loads((grid.folder / "manifest.json").read_text())
+    for name, text in (
+        ("report.md", markdown(cells, title, facts)),
+        ("report.json", as_json(cells, facts)),
+        ("index.html", bench_page(grid, cells, facts, title)),
+    ):
+        write_whole(grid.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+
+
+def _summary(cells) -> None:  # type: ignore[no-untyped-def]
+    """Pointing, or the first figure that there is."""
+    from hilrp.bench.report import SECTIONS, number, rows, short
+    from hilrp.bench.summary import tables
+
+    found = tables(cells)
+    for section in SECTIONS:
+        for name, better in section.figures.items():
+            if name in found:
+                table = Table(name, *(short(model) for model in found[name].models))
+                for row in rows(found[name], better):
+                    shown = [
+                        f"[bold]{number(c.value.mean)}[/]"
+                        if c.value and c.mark == "best"
+                        else number(c.value.mean)
+                        if c.value
+                        else "–"
+                        for c in row.cells
+                    ]
+                    table.add_row(escape(row.title), *shown)
+                console.print(table)
+                return

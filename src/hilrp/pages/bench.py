@@ -1,0 +1,203 @@
+"""The page of a benchmark run: every table, the figures of the paper, and the maps behind the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from hilrp.bench import methods
+from hilrp.bench.data import find
+from hilrp.bench.grid import Cell, Grid
+from hilrp.bench.report import SECTIONS, Shown, number, rows, short
+from hilrp.bench.summary import Table, tables
+from hilrp.pages.parts import image, page
+from hilrp.plotting import blend
+
+_STYLE = """
+table.grid { font-size: 13.5px; } table.grid th, table.grid td { padding: 3px 10px; text-align: right; white-space: nowrap; }
+table.grid td:first-child, table.grid th:first-child { text-align: left; }
+table.grid .ci { color: var(--soft); font-size: 11px; }
+table.grid .best { font-weight: 700; } table.grid .worst { text-decoration: underline; text-decoration-color: #c00020; text-underline-offset: 3px; }
+table.grid tr.control td { color: var(--soft); background: #f3f5f7; } table.grid tr.ours td:first-child { font-weight: 700; }
+.card { overflow-x: auto; } .maps img { width: 84px; max-width: none; border-radius: 5px; } .maps td, .maps th { padding: 2px 3px; text-align: center; font-size: 12px; }
+.maps td:first-child { text-align: left; white-space: nowrap; padding-right: 10px; }
+"""
+#: How many images' maps are shown.
+_IMAGES = 2
+
+
+def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: str) -> str:
+    """The whole page."""
+    found = tables(cells)
+    effort = facts["effort"]
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{effort["images"]} images of {escape(str(facts["data"]))}; hilrp {facts["hilrp"]}, torch {facts["packages"]["torch"]}, {escape(str(facts["device"]))}. Means over images '
+        "with 95 % bootstrap intervals. The best value of a column is bold, the worst underlined, of the methods that look at the model. A dash: the method has no meaning on "
+        "the model (hover for the reason). Grey: controls that look at no model.</p>",
+    ]
+    for section in SECTIONS:
+        present = [name for name in section.figures if name in found]
+        if not present:
+            continue
+        parts.append(f"<h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>")
+        parts += [_table(found[name], section.figures[name], name) for name in present]
+        if section.title == "Conservation":
+            parts += [_naive(found), _traces(found)]
+        if section.title == "Faithfulness Correlation":
+            parts.append(_noise(found))
+        if section.title == "Pointing Game":
+            parts.append(_gammas(found))
+    parts.append(_maps(grid, cells))
+    errors = [c for c in cells if c.error is not None]
+    if errors:
+        lines = "".join(
+            f"<p>{escape(c.model)}, {escape(c.method)}, {c.measure}: {escape(c.error or '')}</p>" for c in errors
+        )
+        parts.append(f'<h2>Errors</h2><div class="card">{lines}</div>')
+    return page(title, "\n".join(part for part in parts if part), _STYLE)
+
+
+def _table(table: Table, better: int, name: str) -> str:
+    head = "".join(f"<th>{escape(short(model))}</th>" for model in table.models)
+    lines = []
+    for row in rows(table, better):
+        kind = "control" if row.kind == "control" else "ours" if row.name == "hilrp" else ""
+        lines.append(
+            f'<tr class="{kind}"><td>{escape(row.title)}</td>{"".join(_cell(cell) for cell in row.cells)}</tr>'
+        )
+    return f'<div class="card"><table class="grid"><tr><th>{escape(name)}</th>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def _cell(cell: Shown) -> str:
+    if cell.value is None:
+        return f'<td title="{escape(cell.why, quote=True)}">{"–" if cell.why else ""}</td>'
+    interval = (
+        f' <span class="ci">{number(cell.value.low)} – {number(cell.value.high)}</span>' if cell.value.count > 1 else ""
+    )
+    return f'<td class="{cell.mark}">{number(cell.value.mean)}{interval}</td>'
+
+
+def _naive(found: dict[str, Table]) -> str:
+    """The paper's conservation table: the naive extension beside HiLRP."""
+    pointing, share, residual = (found.get(n) for n in ("pointing", "pixels' share", "residual"))
+    if pointing is None or share is None or residual is None or "attnlrp" not in share.methods:
+        return ""
+    lines = []
+    for model in share.models:
+        texts = []
+        for name in ("attnlrp", "hilrp"):
+            if (model, name) not in share.cells or (model, name) not in residual.cells:
+                texts.append("<td>–</td>")
+                continue
+            lost = residual.cells[model, name].mean
+            word = f"books miss {lost:.0%} of the score" if lost > 1e-3 else "books close"
+            texts.append(
+                f"<td>{number(pointing.cells[model, name].mean)} / {number(share.cells[model, name].mean)} <span class='ci'>{word}</span></td>"
+            )
+        lines.append(f"<tr><td>{escape(short(model))}</td>{''.join(texts)}</tr>")
+    head = "<tr><th>pointing / pixels' share</th><th>AttnLRP (naive)</th><th>HiLRP</th></tr>"
+    return f'<div class="card"><table class="grid">{head}{"".join(lines)}</table></div>'
+
+
+def _figure(drawing: Figure, text: str) -> str:
+    buffer = BytesIO()
+    drawing.savefig(buffer, format="png", dpi=110)
+    return f'<div class="card">{image(Image.open(buffer).convert("RGB"), text, lossless=True)}</div>'
+
+
+def _traces(found: dict[str, Table]) -> str:
+    """The sum of relevance at each stage relative to the score, from the input to the last stage, under HiLRP."""
+    names = [name for name in found if name.startswith("trace ")]
+    if not names:
+        return ""
+    drawing = Figure(figsize=(8, 3.2), layout="constrained")
+    axis = drawing.subplots()
+    for model in found[names[0]].models:
+        points = [found[n].cells[model, "hilrp"].mean for n in names if (model, "hilrp") in found[n].cells]
+        if points:
+            axis.plot(np.linspace(0, 1, len(points)), points, marker="o", markersize=3, label=short(model))
+    axis.axhline(1, color="#888888", linewidth=0.8)
+    axis.set_xlabel("from the pixels (0) to the last stage (1)")
+    axis.set_ylabel("relevance / score")
+    axis.legend(fontsize=7, ncols=2)
+    return _figure(drawing, "Conservation trace: the sum of relevance at each stage relative to the score, HiLRP")
+
+
+def _noise(found: dict[str, Table]) -> str:
+    """The paper's figure: the means of all cells beside the spread of single images."""
+    kinds = [n for n in ("faithfulness correlation (pixels)", "faithfulness correlation (patches)") if n in found]
+    drawing = Figure(figsize=(8, 2.8), layout="constrained")
+    axes = drawing.subplots(1, len(kinds), squeeze=False)[0]
+    for axis, name in zip(axes, kinds, strict=True):
+        table = found[name]
+        judged = [e for (_, m), e in table.cells.items() if methods.find(m).kind != "control"]
+        spread = float(np.median([e.spread for e in judged]))
+        axis.hist([e.mean for e in judged], bins=20, density=True, color="#1f6feb", alpha=0.75, label="means of cells")
+        place = np.linspace(-1, 1, 200)
+        if spread:
+            density = np.exp(-0.5 * (place / spread) ** 2) / spread / np.sqrt(2 * np.pi)
+            axis.fill_between(place, density, color="#999999", alpha=0.4, label=f"single images, spread {spread:.2f}")
+        axis.set_title(name, fontsize=9)
+        axis.legend(fontsize=7)
+    return _figure(drawing, "Faithfulness Correlation: means of all cells beside the spread of single images")
+
+
+def _gammas(found: dict[str, Table]) -> str:
+    """Pointing and the pixels' share over gamma, per model."""
+    if "pixels' share" not in found:
+        return ""
+    names = {0.25: "hilrp"} | {
+        float(name.partition("gamma=")[2]): name
+        for name in found["pointing"].methods
+        if name.startswith("hilrp:gamma=")
+    }
+    if len(names) < 3:
+        return ""
+    drawing = Figure(figsize=(9, 3), layout="constrained")
+    axes = drawing.subplots(1, 2)
+    for axis, figure in zip(axes, ("pointing", "pixels' share"), strict=True):
+        table = found[figure]
+        for model in table.models:
+            points = [(g, table.cells[model, names[g]].mean) for g in sorted(names) if (model, names[g]) in table.cells]
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=short(model))
+        axis.set_xscale("log")
+        axis.set_xlabel("gamma")
+        axis.set_title(figure, fontsize=9)
+    axes[1].set_ylim(-1, 4)
+    axes[0].legend(fontsize=6, ncols=2)
+    return _figure(drawing, "Pointing and the pixels' share over gamma")
+
+
+def _maps(grid: Grid, cells: Sequence[Cell]) -> str:
+    """The maps of the first images."""
+    models, names = (list(dict.fromkeys(getattr(c, k) for c in cells)) for k in ("model", "method"))
+    samples = find(grid.suite.data, grid.suite.effort.images)[:_IMAGES]
+    parts = ["<h2>Maps</h2>"]
+    for i, sample in enumerate(samples):
+        lines = []
+        for name in names:
+            boxes = []
+            for model in models:
+                stored = grid.maps(model, name)
+                if stored is None or i >= len(stored):
+                    boxes.append("<td>–</td>")
+                    continue
+                ground = np.asarray(sample.open().resize(stored[i].shape[::-1])) / 255
+                small = Image.fromarray((255 * np.clip(blend(ground, stored[i]), 0, 1)).astype(np.uint8)).resize(
+                    (126, 126)
+                )
+                boxes.append(f"<td>{image(small, f'{name} on {short(model)}', quality=80)}</td>")
+            lines.append(f"<tr><td>{escape(methods.find(name).title)}</td>{''.join(boxes)}</tr>")
+        head = "".join(f"<th>{escape(short(m))}</th>" for m in models)
+        picture = image(sample.open().resize((126, 126)), sample.name, quality=90)
+        parts.append(
+            f'<div class="card maps"><table><tr><th>{picture}{escape(sample.name)}</th>{head}</tr>{"".join(lines)}</table></div>'
+        )
+    return "".join(parts)
