@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hilrp.demo import centre_gaussian
+from hilrp.bench.methods.controls import bell as centre_bell
 from hilrp.errors import InputError
 from hilrp.scenes import CLASSES, VISIBLE, Scenes
 from hilrp.scenes.folder import write
@@ -111,7 +111,7 @@ def test_taking_away_what_is_not_there():
 def test_a_bell_in_the_middle_scores_as_chance_does(width):
     """By construction: the middle is covered no more often than the rest. 1500 scenes, about 3700 objects."""
     masks = [t.mask for s in Scenes(seed=21, count=1500) for t in s.things]
-    coverage, bell = np.mean(masks, axis=0), centre_gaussian(128, width).numpy()
+    coverage, bell = np.mean(masks, axis=0), centre_bell(128, 128, width).numpy()
     area = coverage.mean()
     assert (coverage * bell).sum() / bell.sum() == pytest.approx(area, rel=0.12)
     # The middle itself, where a bell points.

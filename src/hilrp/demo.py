@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from hilrp.bench.methods.controls import bell
+from hilrp.bench.metrics.localisation import energy, pointing
 from hilrp.explainer import Explainer
 from hilrp.explanation import Explanation
 from hilrp.libraries import zoo
@@ -95,15 +96,15 @@ def families(count: int = MEASURED) -> Iterator[Family]:
         explainer = Explainer(loaded.model)
         explained = _explain(loaded, explainer, first)
         parts = [_explain(loaded, explainer, more[i : i + _BATCH]) for i in range(0, len(more), _BATCH)]
-        maps = [m for part in parts for m in part.map]
+        maps, masks = torch.cat([part.map for part in parts]), masks_of(more)
         ledgers = [explained.ledger, *(part.ledger for part in parts)]
         yield Family(
             loaded=loaded,
             title=architecture.title,
             card=zoo.card(name),
             shown=explained,
-            hits=[hit(m, question.mask) for m, question in zip(maps, more, strict=True)],
-            inside=[inside(m, question.mask) for m, question in zip(maps, more, strict=True)],
+            hits=(pointing(maps, masks) == 1).tolist(),
+            inside=energy(maps, masks).tolist(),
             share=[share for ledger in ledgers for share in ledger.share.tolist()],
             residual=[residual for ledger in ledgers for residual in ledger.residual.tolist()],
         )
@@ -112,24 +113,6 @@ def families(count: int = MEASURED) -> Iterator[Family]:
 def _explain(loaded: Loaded, explainer: Explainer, questions: list[Question]) -> Explanation:
     x = loaded.batch([Image.fromarray(question.scene.image) for question in questions])
     return explainer.explain(x, [question.label for question in questions])
-
-
-def hit(relevance: Tensor, mask: Mask) -> bool:
-    """Whether the most relevant pixel lies on the object."""
-    return bool(mask.flat[int(relevance.argmax())])
-
-
-def inside(relevance: Tensor, mask: Mask) -> float:
-    """The part of the positive relevance that lies on the object."""
-    positive = relevance.clamp(min=0)
-    return float(positive[torch.from_numpy(mask)].sum() / positive.sum())
-
-
-def centre_gaussian(size: int = 128, width: float = 0.25) -> Tensor:
-    """A map that looks at no model and no image: a bell over the middle, as wide as a part of the picture."""
-    offset = (torch.arange(size) + 0.5) / size - 0.5
-    bell = torch.exp(-0.5 * (offset / width) ** 2)
-    return bell[:, None] * bell[None, :]
 
 
 @dataclass(frozen=True)
@@ -143,10 +126,15 @@ class Control:
 
 def control(count: int = MEASURED) -> Control:
     """The centre Gaussian on the measured questions; chance is the part of the picture that an object covers."""
-    masks = [question.mask for question in measured(count)]
-    bell = centre_gaussian(masks[0].shape[0])
+    masks = masks_of(measured(count))
+    maps = bell(*masks.shape[-2:]).expand(masks.shape)
     return Control(
-        pointing=float(np.mean([hit(bell, mask) for mask in masks])),
-        inside=float(np.mean([inside(bell, mask) for mask in masks])),
-        area=float(np.mean([mask.mean() for mask in masks])),
+        pointing=float(pointing(maps, masks).mean()),
+        inside=float(energy(maps, masks).mean()),
+        area=float(masks.float().mean()),
     )
+
+
+def masks_of(questions: list[Question]) -> Tensor:
+    """Where the truth is, ``[B,H,W]``."""
+    return torch.stack([torch.from_numpy(question.mask) for question in questions])

@@ -28,7 +28,10 @@ class Effort:
         few: On how many of them what needs the method again is measured (other classes, random weights, shifts).
         runs: Random subsets of Faithfulness Correlation.
         steps: Of pixel flipping.
-        shapley_images, permutations, cells: Of Shapley values: images, permutations, cells of the grid a side.
+        shapley_images, permutations: Of Shapley values: images and permutations.
+        segments: What Shapley values are of: ``"grid"``, ``"slic"`` (superpixels) or ``"objects"`` (the true objects of a scene, and the
+            ground in a grid).
+        cells: Cells of the grid a side; about as many superpixels as cells.
         again: Whether methods that take hundreds of passes are run again for sanity checks and shifts.
     """
 
@@ -39,6 +42,7 @@ class Effort:
     shapley_images: int
     permutations: int
     cells: int
+    segments: str = "grid"
     again: bool = True
 
 
@@ -62,11 +66,25 @@ class Context:
         """The logits of the explained classes."""
         return scores(self.loaded.model, self.inputs.x, self.inputs.labels)
 
-    @cached_property
-    def segments(self) -> Tensor:
-        """The cells of a grid over the image."""
+    def segments(self, i: int) -> Tensor:
+        """The number of each pixel's segment in image ``i``, ``[H,W]``."""
         height, width = self.inputs.x.shape[-2:]
-        return grid(height, width, self.effort.cells).to(self.inputs.x.device)
+        cells = grid(height, width, self.effort.cells)
+        scene = self.inputs.samples[i].scene
+        if self.effort.segments == "slic":
+            cells = self._superpixels(i)
+        elif self.effort.segments == "objects" and scene is not None:
+            for number, thing in enumerate(scene.things):
+                cells[torch.from_numpy(thing.mask)] = self.effort.cells**2 + number
+        # Segments that nothing is left of have no number.
+        return torch.unique(cells, return_inverse=True)[1].to(self.inputs.x.device)
+
+    def _superpixels(self, i: int) -> Tensor:
+        from skimage.segmentation import slic
+
+        seen = self.loaded.preprocess.picture(self.inputs.x[i])
+        picture = (self.inputs.x[i] if seen is None else seen).permute(1, 2, 0).cpu().numpy()
+        return torch.from_numpy(slic(picture, n_segments=self.effort.cells**2, compactness=10, start_label=0)).long()
 
     def random_subsets(self, cell: int) -> Subsets:
         """Random subsets for Faithfulness Correlation: as many pixels as Quantus takes (224), as single ones or as squares."""
@@ -81,21 +99,22 @@ class Context:
         chosen = np.unpackbits(kept["chosen"], axis=-1, count=x.shape[-1]).astype(bool)
         return Subsets(torch.from_numpy(chosen).to(x.device), torch.from_numpy(kept["drops"]).to(x.device))
 
-    def shapley(self) -> Tensor:
-        """Shapley values of the cells of the first images, ``[images, cells]``."""
+    def shapley(self) -> list[Tensor]:
+        """Shapley values of the segments of the first images."""
         x, labels = self.inputs.x, self.inputs.labels
 
         def make() -> dict[str, np.ndarray]:
             count = min(self.effort.shapley_images, len(x))
             values = [
                 shapley_values(
-                    self.loaded.model, x[i], labels[i], self.segments, self.baseline[i], self.effort.permutations, i
+                    self.loaded.model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i
                 )
                 for i in range(count)
             ]
-            return {"values": torch.stack(values).cpu().numpy()}
+            return {str(i): v.cpu().numpy() for i, v in enumerate(values)}
 
-        return torch.from_numpy(self._keep("shapley", make)["values"]).to(x.device)
+        kept = self._keep("shapley", make)
+        return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(len(kept))]
 
     def effects(self) -> list[tuple[int, Tensor, Tensor]]:
         """Of scenes: the number of the sample, the masks of its objects, and what the score of its class loses without each."""

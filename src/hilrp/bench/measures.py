@@ -78,9 +78,10 @@ def _flipping(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _shapley(context: Context, method: Method, maps: Tensor) -> Figures:
-    values = context.shapley()
-    sums = torch.stack([per_segment(m, context.segments) for m in maps[: len(values)]])
-    return {"Shapley agreement": spearman(sums, values)}
+    found = []
+    for i, values in enumerate(context.shapley()):
+        found.append(spearman(per_segment(maps[i], context.segments(i))[None], values[None])[0])
+    return {"Shapley agreement": torch.stack(found)}
 
 
 def _classes(context: Context, method: Method, maps: Tensor) -> Figures:

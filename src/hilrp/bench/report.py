@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,27 @@ SECTIONS = (
 )
 
 
+#: What is shown of rule sets and gammas beside each other.
+RULES = Section(
+    "Rules and gamma",
+    "HiLRP with other rules and other gammas. `hilrp` is gamma 0.25 with conservation-preserving attention.",
+    {"pointing": 1, "energy excess": 1, "pixels' share": 0, "residual": -1, "Shapley agreement": 1, "flip": 1},
+)
+
+
+def is_variant(name: str) -> bool:
+    """Whether a method is a rule set that is compared with HiLRP, and not a method of its own."""
+    return name.startswith(("rules:", "hilrp:"))
+
+
+def split(cells: Iterable[Cell]) -> tuple[list[Cell], list[Cell]]:
+    """The cells of the methods, and those of rule sets and gammas with the three that they are compared with."""
+    cells = list(cells)
+    varied = any(is_variant(cell.method) for cell in cells)
+    rules = [c for c in cells if varied and (is_variant(c.method) or c.method in ("hilrp", "epsilon", "attnlrp"))]
+    return [cell for cell in cells if not is_variant(cell.method)], rules
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of a table as it is shown: a method's title, its kind, and a cell for each model."""
@@ -162,24 +183,29 @@ def number(value: float) -> str:
 def markdown(cells: Iterable[Cell], title: str, facts: dict[str, Any]) -> str:
     """All tables as Markdown. Best values are bold, worst ones in italics; a dash is a method that has no meaning on the model."""
     cells = list(cells)
-    found = tables(cells)
     lines = [f"# {title}", "", _introduction(facts), ""]
+    main, rules = split(cells)
+    found = tables(main)
     for section in SECTIONS:
-        present = [name for name in section.figures if name in found]
-        if not present:
-            continue
-        lines += [f"## {section.title}", "", section.text, ""]
-        for name in present:
-            table = found[name]
-            heads = [short(model) for model in table.models]
-            lines += [f"**{name}**", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-            for row in rows(table, section.figures[name]):
-                lines.append(f"| {row.title} | " + " | ".join(_plain(cell) for cell in row.cells) + " |")
-            lines.append("")
+        lines += _section(section, found)
+    lines += _section(RULES, tables(rules))
     errors = [cell for cell in cells if cell.error is not None]
     if errors:
         lines += ["## Errors", "", *(f"- {c.model}, {c.method}, {c.measure}: {c.error}" for c in errors), ""]
     return "\n".join(lines)
+
+
+def _section(section: Section, found: dict[str, Table]) -> list[str]:
+    present = [name for name in section.figures if name in found]
+    lines = [f"## {section.title}", "", section.text, ""] if present else []
+    for name in present:
+        table = found[name]
+        heads = [short(model) for model in table.models]
+        lines += [f"**{name}**", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+        for row in rows(table, section.figures[name]):
+            lines.append(f"| {row.title} | " + " | ".join(_plain(cell) for cell in row.cells) + " |")
+        lines.append("")
+    return lines
 
 
 def _introduction(facts: dict[str, Any]) -> str:
@@ -220,8 +246,3 @@ def as_json(cells: Iterable[Cell], facts: dict[str, Any]) -> str:
         if c.undefined is not None or c.error is not None
     ]
     return json.dumps({"manifest": facts, "figures": figures, "missing": missing})
-
-
-def variants(names: Sequence[str]) -> list[str]:
-    """The rule sets and gammas among the methods."""
-    return [name for name in names if name.startswith(("hilrp", "rules:", "epsilon", "attnlrp"))]

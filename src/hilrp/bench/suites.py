@@ -43,10 +43,11 @@ _CHEAP = {"rise": "rise:masks=120", "lime": "lime:samples=100", "integrated-grad
 _QUICK = tuple(_CHEAP.get(name, name) for name in _ALL)
 
 _SIZES = {
-    "quick": Effort(images=6, few=3, runs=30, steps=8, shapley_images=4, permutations=4, cells=8, again=False),
+    "quick": Effort(images=6, few=2, runs=30, steps=8, shapley_images=4, permutations=4, cells=8, again=False),
     "paper": Effort(images=100, few=20, runs=100, steps=16, shapley_images=50, permutations=64, cells=8),
     "real": Effort(images=100, few=20, runs=100, steps=16, shapley_images=25, permutations=32, cells=8),
 }
+SUITES = ("quick", "paper", "real", "real-masks")
 _REAL = {
     "timm/deit_tiny_patch16_224": "deit_tiny_patch16_224",
     "timm/tiny_vit_5m_224.dist_in22k_ft_in1k": "tiny_vit_5m_224",
@@ -57,8 +58,8 @@ _REAL = {
 def suite(name: str, data: str | None = None) -> Suite:
     """A suite by name.
 
-    ``quick`` is a first look at four families; ``paper`` the whole grid on the zoo; ``real`` published weights on photographs: it looks for
-    checkpoints and images where HILRP_SHARED points.
+    ``quick`` is a first look at four families; ``paper`` the whole grid on the zoo; ``real`` published weights on photographs with boxes, and
+    ``real-masks`` on photographs with masks: these look for checkpoints and images where HILRP_SHARED points.
     """
     measures = tuple(MEASURES)
     if name == "quick":
@@ -67,13 +68,14 @@ def suite(name: str, data: str | None = None) -> Suite:
     if name == "paper":
         zoo = tuple(f"zoo/{family}" for family in ARCHITECTURES)
         return Suite(zoo, _ALL + _RULES, measures, data or "scenes", _SIZES[name])
-    if name == "real":
+    if name in ("real", "real-masks"):
         shared = Path(os.environ.get("HILRP_SHARED") or "../shared")
         if data is None and not shared.is_dir():
             raise InputError(
-                f"--suite real: there is no folder {shared} with checkpoints and images. Set HILRP_SHARED, or give --data and --model."
+                f"--suite {name}: there is no folder {shared} with checkpoints and images. Set HILRP_SHARED, or give --data and --model."
             )
         models = tuple(f"{model}@{shared / 'checkpoints' / file}.safetensors" for model, file in _REAL.items())
         photographs = tuple(m for m in measures if not MEASURES[m].scenes)
-        return Suite(models, _ALL, photographs, data or str(shared / "images" / "imagenet_val"), _SIZES[name])
-    raise InputError(f"--suite {name}: choose from {', '.join(_SIZES)}.")
+        images = shared / "images" / ("imagenet_val" if name == "real" else "pets")
+        return Suite(models, _ALL, photographs, data or str(images), _SIZES["real"])
+    raise InputError(f"--suite {name}: choose from {', '.join(SUITES)}.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -16,10 +17,13 @@ from hilrp.cli.base import app, console, errors, fail, make_folder
 from hilrp.errors import HilrpError, InputError, UnavailableError
 from hilrp.files import write_whole
 
+if TYPE_CHECKING:
+    from hilrp.bench.grid import Cell, Grid
+
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Option(help="quick, paper or real.")] = "quick",
+    suite: Annotated[str, typer.Option(help="quick, paper, real or real-masks.")] = "quick",
     model: Annotated[
         list[str] | None,
         typer.Option(help="Models instead of the suite's; a checkpoint may follow an @. May be repeated."),
@@ -38,6 +42,9 @@ def bench(
         ),
     ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="How many images.")] = None,
+    segments: Annotated[
+        str, typer.Option(help="What Shapley values are of: grid, slic (superpixels) or objects (of scenes).")
+    ] = "grid",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the results; a later run goes on from there.")
     ] = None,
@@ -65,6 +72,8 @@ def bench(
                 f"{error.name} is not installed. Install it with: pip install 'hilrp[bench]'"
             ) from error
         chosen = by_name(suite, data)
+        if segments not in ("grid", "slic", "objects"):
+            raise InputError(f"--segments {segments}: choose from grid, slic, objects.")
         for name in method or ():
             methods.find(name)
         for name in measure or ():
@@ -75,7 +84,7 @@ def bench(
             models=tuple(model or chosen.models),
             methods=tuple(method or chosen.methods),
             measures=tuple(measure or chosen.measures),
-            effort=replace(chosen.effort, images=images or chosen.effort.images),
+            effort=replace(chosen.effort, images=images or chosen.effort.images, segments=segments),
         )
         folder = output or Path("out/bench") / suite
         make_folder(folder)
@@ -90,7 +99,7 @@ def bench(
         raise typer.Exit(1)
 
 
-def _run(grid):  # type: ignore[no-untyped-def]
+def _run(grid: Grid) -> list[Cell]:
     cells = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
@@ -104,8 +113,7 @@ def _run(grid):  # type: ignore[no-untyped-def]
     return cells
 
 
-def _write(grid, cells, title: str) -> None:  # type: ignore[no-untyped-def]
-    import json
+def _write(grid: Grid, cells: list[Cell], title: str) -> None:
 
     from hilrp.bench.report import as_json, markdown
     from hilrp.pages.bench import bench_page
@@ -119,12 +127,12 @@ def _write(grid, cells, title: str) -> None:  # type: ignore[no-untyped-def]
         write_whole(grid.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
 
 
-def _summary(cells) -> None:  # type: ignore[no-untyped-def]
+def _summary(cells: list[Cell]) -> None:
     """Pointing, or the first figure that there is."""
-    from hilrp.bench.report import SECTIONS, number, rows, short
+    from hilrp.bench.report import SECTIONS, number, rows, short, split
     from hilrp.bench.summary import tables
 
-    found = tables(cells)
+    found = tables(split(cells)[0])
     for section in SECTIONS:
         for name, better in section.figures.items():
             if name in found:

@@ -14,7 +14,7 @@ from PIL import Image
 from hilrp.bench import methods
 from hilrp.bench.data import find
 from hilrp.bench.grid import Cell, Grid
-from hilrp.bench.report import SECTIONS, Shown, number, rows, short
+from hilrp.bench.report import RULES, SECTIONS, Shown, number, rows, short, split
 from hilrp.bench.summary import Table, tables
 from hilrp.pages.parts import image, page
 from hilrp.plotting import blend
@@ -34,7 +34,8 @@ _IMAGES = 2
 
 def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: str) -> str:
     """The whole page."""
-    found = tables(cells)
+    main, rules = split(cells)
+    found, varied = tables(main), tables(rules)
     effort = facts["effort"]
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -52,9 +53,10 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
             parts += [_naive(found), _traces(found)]
         if section.title == "Faithfulness Correlation":
             parts.append(_noise(found))
-        if section.title == "Pointing Game":
-            parts.append(_gammas(found))
-    parts.append(_maps(grid, cells))
+    if varied:
+        parts.append(f"<h2>{RULES.title}</h2><p>{escape(RULES.text)}</p>{_gammas(varied)}")
+        parts += [_table(varied[name], better, name) for name, better in RULES.figures.items() if name in varied]
+    parts.append(_maps(grid, main))
     errors = [c for c in cells if c.error is not None]
     if errors:
         lines = "".join(

@@ -8,7 +8,8 @@ from html import escape
 import numpy as np
 from PIL import Image
 
-from hilrp.demo import Control, Family, Question, hit
+from hilrp.bench.metrics.localisation import pointing
+from hilrp.demo import Control, Family, Question, masks_of
 from hilrp.explanation import Explanation
 from hilrp.pages.parts import badge, image, meanings, page
 from hilrp.plotting import STAGES, blend, coloured, shares, stages_shown
@@ -99,7 +100,7 @@ def _row(family: Family, questions: Sequence[Question]) -> str:
 def _map(found: Explanation, i: int, question: Question) -> str:
     relevance, mask = found.map[i], question.mask
     picture = _enlarged(blend(question.scene.image / 255, relevance.numpy()), mask)
-    on_it = hit(relevance, mask)
+    on_it = bool(pointing(relevance[None], masks_of([question])) == 1)
     mark = f'<b class="{"yes" if on_it else "no"}">{"✓" if on_it else "✗"}</b>'
     text = f"{question.scene.caption}: relevance for {_plain(question)}, score {float(found.score[i]):.2f}"
     below = f'<span class="small number">{mark} {float(found.score[i]):.2f}</span>'

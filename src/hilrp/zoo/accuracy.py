@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def average_precision(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float:
-    """The mean, over the pictures that hold a class, of the precision among all that score at least as high.
+def average_precision(scores: NDArray[np.floating], labels: NDArray[np.generic]) -> float:
+    """The mean, over what belongs to a class, of the precision among all that score at least as high.
 
     Example:
         >>> average_precision(np.array([0.9, 0.8, 0.7]), np.array([1.0, 0.0, 1.0])) == (1 + 2 / 3) / 2
         True
     """
-    # Of pictures with the same score none comes before the other.
+    # Of those with the same score none comes before the other.
     values, place = np.unique(-scores, return_inverse=True)
     hits, counts = np.bincount(place, labels, len(values)), np.bincount(place, minlength=len(values))
     precision = np.cumsum(hits) / np.cumsum(counts)

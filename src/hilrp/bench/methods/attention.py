@@ -23,11 +23,10 @@ def rollout(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
     """The product of all blocks' attention, averaged over heads, with half of each for the residual path. Knows no class."""
     with torch.no_grad():
         _, matrices = _run(model, x)
-    paths = torch.eye(matrices[0].shape[-1], device=x.device).expand(len(x), -1, -1)
+    itself = torch.eye(matrices[0].shape[-1]).to(matrices[0])
+    paths = itself.expand(len(x), -1, -1)
     for matrix in matrices:
-        mixed = matrix.mean(1)
-        mixed = mixed + torch.eye(mixed.shape[-1], device=x.device)
-        paths = mixed / mixed.sum(-1, keepdim=True) @ paths
+        paths = 0.5 * (matrix.mean(1) + itself) @ paths
     return _to_pixels(model, paths, x)
 
 
@@ -37,10 +36,11 @@ def attention_gradient(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
         logits, matrices = _run(model, x.detach().requires_grad_())
         score = logits.gather(1, target[:, None]).sum()
         gradients = torch.autograd.grad(score, matrices)
-    paths = torch.eye(matrices[0].shape[-1], device=x.device).expand(len(x), -1, -1)
+    itself = torch.eye(matrices[0].shape[-1]).to(matrices[0])
+    paths = itself.expand(len(x), -1, -1)
     for matrix, gradient in zip(matrices, gradients, strict=True):
         paths = paths + (matrix * gradient).clamp(min=0).mean(1).detach() @ paths
-    return _to_pixels(model, paths - torch.eye(paths.shape[-1], device=x.device), x)
+    return _to_pixels(model, paths - itself, x)
 
 
 class _Watch(TorchFunctionMode):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,12 +21,26 @@ def cam(kind: Any) -> Function:
     def function(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
         layer, reshape = _layer(model, x)
         # It reads gradients of the layer's output: parameters needn't have any, the input has to.
-        with torch.enable_grad(), kind(model, [layer], reshape_transform=reshape) as method:
-            targets = [ClassifierOutputTarget(int(c)) for c in target]
-            found = method(input_tensor=x.detach().requires_grad_(), targets=targets)
+        with _gradients_restored(model), torch.enable_grad():
+            with kind(model, [layer], reshape_transform=reshape) as method:
+                targets = [ClassifierOutputTarget(int(c)) for c in target]
+                found = method(input_tensor=x.detach().requires_grad_(), targets=targets)
         return torch.from_numpy(found).to(x)
 
     return function
+
+
+@contextmanager
+def _gradients_restored(model: nn.Module) -> Iterator[None]:
+    """The library leaves gradients on the parameters; they are put back as they were."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 grad_cam, grad_cam_plus_plus = cam(GradCAM), cam(GradCAMPlusPlus)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from captum import attr
 from torch import Tensor, nn
@@ -64,9 +65,15 @@ def _under_noise(model: nn.Module, x: Tensor, target: Tensor, kind: str, samples
 @contextmanager
 def _seeded(x: Tensor) -> Iterator[None]:
     """Noise that is the same in every run, and leaves the caller's chance alone."""
-    with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
-        torch.manual_seed(0)
-        yield
+    # captum draws from numpy's global generator too.
+    state = np.random.get_state()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    try:
+        with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
+            torch.manual_seed(0)
+            yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
 
 
 def _leaf(x: Tensor) -> Tensor:

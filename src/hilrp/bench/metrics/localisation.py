@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hilrp.zoo import accuracy
+
 
 def pointing(maps: Tensor, masks: Tensor) -> Tensor:
     """Whether the strongest pixel lies on the object; where several are the strongest, the part of them that does.
@@ -39,15 +41,8 @@ def average_precision(maps: Tensor, masks: Tensor) -> Tensor:
 
     Pixels of the same value come at once. By chance it is the part of the picture that the object covers.
     """
-    found = []
-    for values, labels in zip(maps.flatten(1), masks.flatten(1), strict=True):
-        _, place = torch.unique(-values, return_inverse=True)
-        count = int(place.max()) + 1
-        hits = torch.zeros(count, dtype=torch.float64, device=maps.device).index_add_(0, place, labels.double())
-        sizes = torch.bincount(place, minlength=count)
-        precision = hits.cumsum(0) / sizes.cumsum(0)
-        found.append((precision * hits).sum() / hits.sum())
-    return torch.stack(found).to(maps)
+    pairs = zip(maps.flatten(1).cpu().numpy(), masks.flatten(1).cpu().numpy(), strict=True)
+    return torch.tensor([accuracy.average_precision(values, labels) for values, labels in pairs]).to(maps)
 
 
 def iou(maps: Tensor, masks: Tensor) -> Tensor:

@@ -1,0 +1,351 @@
+"""The benchmark as a tool: data, the grid, the report, the command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import hilrp
+from conftest import shared
+from hilrp.bench import grid as grid_module
+from hilrp.bench import methods
+from hilrp.bench.context import Context, Effort
+from hilrp.bench.data import find, inputs_for, seen_mask
+from hilrp.bench.grid import Cell, Grid
+from hilrp.bench.measures import MEASURES, randomised
+from hilrp.bench.report import as_json, markdown, rows
+from hilrp.bench.suites import Suite, suite
+from hilrp.bench.summary import estimate, tables
+from hilrp.cli import app
+from hilrp.errors import InputError
+from hilrp.scenes import Scenes
+from hilrp.scenes.folder import write
+
+EFFORT = Effort(images=3, few=2, runs=4, steps=4, shapley_images=2, permutations=2, cells=4)
+SMALL = Suite(
+    ("zoo/resnet",),
+    ("hilrp", "attnlrp", "rollout", "centre-gaussian"),
+    ("localisation", "conservation"),
+    "scenes",
+    EFFORT,
+)
+
+
+def values(cells):
+    return {(c.model, c.method, c.measure): (c.figures, c.undefined, c.error) for c in cells}
+
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def test_scenes():
+    samples = find("scenes", 5)
+    assert len(samples) == 5
+    for i, sample in enumerate(samples):
+        scene = Scenes(500_000)[i]
+        assert np.array_equal(np.asarray(sample.open()), scene.image)
+        assert np.array_equal(sample.place(), scene.mask(sample.label))
+    assert find("scenes:7", 1)[0].scene.caption == Scenes(7)[0].caption
+
+
+def test_a_folder_with_an_index(tmp_path):
+    write(Scenes(seed=2, count=3), tmp_path)
+    samples = find(str(tmp_path))
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert [s.label for s in samples] == [entry["label"] for entry in index]
+    assert np.array_equal(samples[1].place(), np.array(Image.open(tmp_path / index[1]["mask"])) > 0)
+    for entry in index:
+        del entry["mask"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    x0, y0, x1, y1 = index[1]["boxes"][0]
+    place = find(str(tmp_path))[1].place()
+    assert place[y0:y1, x0:x1].all()
+    assert place.sum() == (y1 - y0) * (x1 - x0)
+    assert len(find(str(tmp_path), 2)) == 2
+
+
+def test_voc(tmp_path):
+    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (tmp_path / folder).mkdir(parents=True)
+    Image.new("RGB", (50, 40)).save(tmp_path / "JPEGImages" / "000001.jpg")
+    (tmp_path / "ImageSets/Main/test.txt").write_text("000001\n")
+    (tmp_path / "Annotations/000001.xml").write_text(
+        "<annotation><object><name>cat</name><bndbox><xmin>5</xmin><ymin>10</ymin><xmax>15</xmax><ymax>30</ymax></bndbox></object>"
+        "<object><name>dog</name><bndbox><xmin>40</xmin><ymin>0</ymin><xmax>50</xmax><ymax>8</ymax></bndbox></object></annotation>"
+    )
+    (sample,) = find(str(tmp_path))
+    assert sample.label is None
+    assert sample.place().sum() == 10 * 20 + 10 * 8
+
+
+def test_imagenet_s(tmp_path):
+    for name in ("n01440764", "n01443537"):
+        for part, ending in (("validation", "JPEG"), ("validation-segmentation", "png")):
+            (tmp_path / part / name).mkdir(parents=True)
+            picture = Image.new("RGB", (20, 10))
+            if ending == "png":
+                picture.paste((2 if name == "n01443537" else 1, 0, 0), (0, 0, 5, 10))
+            picture.save(tmp_path / part / name / f"a.{ending}")
+    samples = find(str(tmp_path))
+    assert [s.label for s in samples] == [0, 1]
+    assert [int(s.place().sum()) for s in samples] == [50, 50]
+
+
+def test_unknown_data(tmp_path):
+    for spec in (str(tmp_path), "scenes:x"):
+        with pytest.raises(InputError, match="scenes"):
+            find(spec)
+    (tmp_path / "index.json").write_text('[{"file": "a.png", "label": 1}]')
+    with pytest.raises(InputError, match="neither mask nor boxes"):
+        find(str(tmp_path))
+
+
+def test_masks_go_through_the_models_own_preprocessing():
+    """Scaled to a short side of 248 or so and cropped to 224, as DeiT's pictures are."""
+    loaded = hilrp.load("deit_tiny_patch16_224", shared("checkpoints", "deit_tiny_patch16_224.safetensors"))
+    mask = np.zeros((256, 384), bool)
+    mask[:, 192:] = True  # the right half
+    seen = seen_mask(loaded, mask)
+    assert seen.shape == (224, 224)
+    assert not seen[:, :108].any()
+    assert seen[:, 116:].all()
+
+
+def test_photographs_with_boxes_and_masks():
+    loaded = hilrp.load("deit_tiny_patch16_224", shared("checkpoints", "deit_tiny_patch16_224.safetensors"))
+    for folder in ("imagenet_val", "pets"):
+        inputs = inputs_for(loaded, find(str(shared("images", folder)), 6))
+        assert inputs.x.shape[1:] == (3, 224, 224)
+        assert 0.02 < float(inputs.masks.float().mean()) < 0.95
+        assert float((inputs.predicted == inputs.labels).float().mean()) >= 0.3
+
+
+# Measures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    loaded = hilrp.load("zoo/tinyvit")
+    return Context(
+        loaded, inputs_for(loaded, find("scenes", 6)), replace(EFFORT, images=6, few=4), tmp_path_factory.mktemp("c")
+    )
+
+
+def test_every_measure(context):
+    method = methods.find("hilrp")
+    maps = method(context.loaded.model, context.inputs.x, context.inputs.labels)
+    found = {}
+    for measure in MEASURES.values():
+        found |= measure.function(context, method, maps)
+    assert float(found["pointing"].mean()) > 0.8
+    assert float(found["moves to the other object"].mean()) > 0.7
+    assert float(found["true effect"].mean()) > 0.5
+    assert float(found["residual"].max()) < 1e-4
+    assert float(found["sanity, cascading: all layers"].abs().mean()) < 0.3
+    assert float(found["forward passes"][0]) == 1
+    torch.testing.assert_close(found["trace input"], found["pixels' share"][:4], rtol=1e-4, atol=1e-6)
+    assert all(bool(v.isfinite().all()) for v in found.values())
+
+
+def test_a_map_that_is_the_truth_beats_the_controls(context):
+    """The object's own mask: nothing can point better."""
+    truth = context.inputs.masks.float()
+    method = methods.find("uniform")
+    best = MEASURES["localisation"].function(context, method, truth)
+    assert best["pointing"].tolist() == [1] * len(truth)
+    torch.testing.assert_close(best["average precision"], torch.ones(len(truth)))
+    torch.testing.assert_close(best["IoU"], torch.ones(len(truth)))
+    effect = MEASURES["effect"].function(context, method, truth)["true effect"]
+    chance = MEASURES["effect"].function(context, method, torch.rand_like(truth))["true effect"]
+    assert float(effect.mean()) > max(0.8, float(chance.mean()))
+
+
+@pytest.mark.parametrize("kind", ["grid", "slic", "objects"])
+def test_segments(kind, tmp_path):
+    loaded = hilrp.load("zoo/resnet")
+    effort = replace(EFFORT, segments=kind, cells=5)
+    context = Context(loaded, inputs_for(loaded, find("scenes", 3)), effort, tmp_path)
+    for i, sample in enumerate(context.inputs.samples):
+        segments = context.segments(i)
+        assert segments.unique().tolist() == list(range(int(segments.max()) + 1))
+        if kind == "objects":
+            own = segments[torch.from_numpy(sample.place())]
+            assert (own == own[0]).all()
+            assert int((segments == own[0]).sum()) == len(own)
+    maps = methods.find("hilrp")(loaded.model, context.inputs.x, context.inputs.labels)
+    found = MEASURES["shapley"].function(context, methods.find("hilrp"), maps)["Shapley agreement"]
+    assert found.shape == (2,)
+    assert found.abs().max() <= 1
+
+
+def test_randomised_shuffles_from_the_top():
+    model = hilrp.load("zoo/resnet").model
+    names = [n for n, m in model.named_modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
+
+    def changed(other):
+        modules = dict(other.named_modules())
+        return [not torch.equal(modules[n].weight, model.get_submodule(n).weight) for n in names]
+
+    assert changed(randomised(model, 0.0)) == [False] * (len(names) - 1) + [True]
+    assert all(changed(randomised(model, 1.0)))
+    half = changed(randomised(model, 0.5))
+    assert half == sorted(half)
+    assert sum(changed(randomised(model, 0.5, only=True))) == 1
+    after = randomised(model, 1.0).get_submodule(names[3]).weight
+    torch.testing.assert_close(
+        after.flatten().sort().values, model.get_submodule(names[3]).weight.flatten().sort().values
+    )
+
+
+# Grid -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_resumes_and_new_methods_cost_only_their_cells(tmp_path, monkeypatch):
+    first = values(Grid(SMALL, tmp_path).run())
+    assert first["zoo/resnet", "rollout", "localisation"][1].startswith("its blocks have no")
+    assert first["zoo/resnet", "centre-gaussian", "conservation"][0] == {}
+    assert len(first["zoo/resnet", "hilrp", "localisation"][0]["pointing"]) == 3
+    ran = []
+    real = methods.Method.__call__
+    monkeypatch.setattr(methods.Method, "__call__", lambda self, *a: ran.append(self.name) or real(self, *a))
+    assert values(Grid(SMALL, tmp_path).run()) == first
+    assert ran == []
+    more = replace(SMALL, methods=(*SMALL.methods, "saliency"))
+    again = values(Grid(more, tmp_path).run())
+    assert set(ran) == {"saliency"}
+    assert {k: v for k, v in again.items() if k[1] != "saliency"} == first
+    # A cell that was lost is made again from the stored maps.
+    ran.clear()
+    (tmp_path / "cells/zoo_resnet/hilrp/localisation.json").unlink()
+    assert values(Grid(SMALL, tmp_path).run()) == first
+    assert ran == []
+    facts = json.loads((tmp_path / "manifest.json").read_text())
+    assert len(facts["models"]["zoo/resnet"]["sha256"]) == 64
+    assert facts["packages"]["torch"] == torch.__version__.split("+")[0] or facts["packages"]["torch"]
+
+
+def test_other_settings_are_refused(tmp_path):
+    list(Grid(replace(SMALL, methods=("uniform",)), tmp_path).run())
+    with pytest.raises(InputError, match="other settings"):
+        Grid(replace(SMALL, effort=replace(EFFORT, images=4)), tmp_path)
+
+
+def test_an_error_stays_in_its_cell_and_is_tried_again(tmp_path, monkeypatch):
+    def broken(context, method, maps):
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(grid_module.MEASURES, "localisation", replace(MEASURES["localisation"], function=broken))
+        cells = values(Grid(SMALL, tmp_path).run())
+    assert cells["zoo/resnet", "hilrp", "localisation"][2] == "RuntimeError: out of luck"
+    assert cells["zoo/resnet", "hilrp", "conservation"][2] is None
+    again = values(Grid(SMALL, tmp_path).run())
+    assert again["zoo/resnet", "hilrp", "localisation"][2] is None
+
+
+def test_a_model_that_can_not_be_loaded_does_not_keep_the_others(tmp_path):
+    cells = values(Grid(replace(SMALL, models=("zoo/nothing", "zoo/resnet")), tmp_path).run())
+    assert "no model of that name" in cells["zoo/nothing", "hilrp", "localisation"][2]
+    assert cells["zoo/resnet", "hilrp", "localisation"][0]
+
+
+def test_suites():
+    quick = suite("quick")
+    assert len(quick.models) == 4
+    assert len(quick.methods) == len(methods.METHODS)
+    paper = suite("paper")
+    assert len(paper.models) == 12
+    assert paper.effort.images == 100
+    for name in (*quick.methods, *paper.methods):
+        methods.find(name)
+    with pytest.raises(InputError, match="choose from"):
+        suite("large")
+
+
+# Report ---------------------------------------------------------------------------------------------------------
+
+
+def test_bootstrap_intervals_are_scipys():
+    from scipy import stats
+
+    sample = np.random.default_rng(1).normal(size=40)
+    ours = estimate(sample.tolist())
+    theirs = stats.bootstrap((sample,), np.mean, method="percentile", n_resamples=2000, rng=2).confidence_interval
+    assert ours.low == pytest.approx(theirs.low, abs=0.05)
+    assert ours.high == pytest.approx(theirs.high, abs=0.05)
+    assert estimate([]) is None
+    assert estimate([None, float("nan"), 2.0]).mean == 2.0
+
+
+def test_tables_mark_best_and_worst_of_the_methods_that_look_at_the_model():
+    def cell(method, value, undefined=None):
+        return Cell("zoo/a", method, "localisation", {} if undefined else {"pointing": [value]}, undefined)
+
+    cells = [
+        cell("saliency", 0.2),
+        cell("hilrp", 0.9),
+        cell("grad-cam", 0.5),
+        cell("uniform", 1.0),
+        cell("rollout", 0, "no"),
+    ]
+    table = tables(cells)["pointing"]
+    marks = {row.name: row.cells[0].mark for row in rows(table, 1)}
+    assert marks == {"saliency": "worst", "hilrp": "best", "grad-cam": "", "uniform": ""}
+    assert {row.name: row.cells[0].mark for row in rows(table, -1)}["saliency"] == "best"
+    text = markdown(cells, "T", {"effort": {"images": 1}})
+    assert "| HiLRP | **0.90** |" in text
+    assert "| Saliency | *0.20* |" in text
+    assert json.loads(as_json(cells, {}))["missing"][0]["undefined"] == "no"
+
+
+def test_rule_sets_have_a_section_of_their_own():
+    def cell(method, value):
+        return Cell("zoo/a", method, "localisation", {"pointing": [value]})
+
+    text = markdown([cell("saliency", 0.2), cell("hilrp", 0.5), cell("hilrp:gamma=0.1", 0.9)], "T", {"effort": {}})
+    main, rules = text.split("## Rules and gamma")
+    assert "| HiLRP | **0.50** |" in main
+    assert "gamma=0.1" not in main
+    assert "| HiLRP (gamma=0.1) | **0.90** |" in rules
+    assert "Saliency" not in rules
+
+
+def test_the_command(tmp_path):
+    options = [
+        "bench",
+        "--model",
+        "zoo/resnet",
+        "--method",
+        "hilrp",
+        "--method",
+        "rollout",
+        "--method",
+        "uniform",
+        "--images",
+        "2",
+    ]
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, [*options, "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "HiLRP" in result.output
+    page = (out / "index.html").read_text()
+    assert "Pointing Game" in page
+    assert "its blocks have no single attention matrix" in page or "rollout" not in page
+    assert "## Pointing Game" in (out / "report.md").read_text()
+    assert json.loads((out / "report.json").read_text())["figures"]
+    shutil.rmtree(out)
+    for more, words in (
+        (["--measure", "magic"], "choose from"),
+        (["--method", "magic"], "not a method"),
+        (["--suite", "x"], "choose from"),
+    ):
+        result = CliRunner().invoke(app, [*options, *more, "-o", str(out)])
+        assert result.exit_code == 2
+        assert words in " ".join(result.output.split())
