@@ -26,7 +26,7 @@ def test_docstring_examples(name):
     assert failed == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/engine.md", "docs/zoo.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/engine.md", "docs/zoo.md", "docs/benchmark.md"])
 def test_documents_examples(document, tmp_path, monkeypatch):
     """Every Python block of a document, run in order in one namespace."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
@@ -50,7 +50,7 @@ def test_import_needs_torch_alone():
     assert found.stdout.strip() == ""
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/zoo.md", "docs/engine.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/zoo.md", "docs/engine.md", "docs/benchmark.md", "CONTRIBUTING.md"])
 def test_links_exist(document):
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):
         assert (ROOT / document).parent.joinpath(link).exists(), link
