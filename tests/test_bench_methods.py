@@ -70,6 +70,37 @@ def test_every_method_gives_maps_and_leaves_the_model_alone(name, scene_inputs):
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["saliency", "integrated-gradients:steps=4", "smoothgrad:samples=4", "vargrad:samples=4", "gradient-shap:samples=4",
+                                  "lime:samples=20", "rise:masks=20", "occlusion", "grad-cam", "attention-gradient", "hilrp", "random"])  # fmt: skip
+def test_the_map_of_an_image_does_not_depend_on_its_batch(name, scene_inputs):
+    x, target = scene_inputs
+    model = hilrp.load("zoo/vit").model
+    together = find(name)(model, x, target)
+    alone = find(name)(model, x[1:], target[1:])
+    torch.testing.assert_close(together[1:], alone, rtol=1e-3, atol=1e-4)
+
+
+def test_smooth_grad_and_var_grad_by_hand(scene_inputs):
+    """The size of the mean gradient, and the variance of the gradient, over the same noise."""
+    x, target = scene_inputs[0][:1], scene_inputs[1][:1]
+    model = hilrp.load("zoo/tinyvit").model
+    gradients, real = [], torch.autograd.grad
+
+    def watch(*args, **options):
+        found = real(*args, **options)
+        gradients.append(found[0].detach())
+        return found
+
+    for name, by_hand in (("smoothgrad", lambda g: g.mean(0).abs()), ("vargrad", lambda g: g.var(0, unbiased=False))):
+        gradients.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.autograd, "grad", watch)
+            found = find(f"{name}:samples=6")(model, x, target)
+        stacked = torch.cat(gradients)
+        assert len(stacked) == 6
+        torch.testing.assert_close(found[0], by_hand(stacked).sum(0), rtol=1e-3, atol=1e-5)
+
+
 def test_input_x_gradient_and_saliency(scene_inputs):
     x, target = scene_inputs
     model = hilrp.load("zoo/resnet").model
@@ -85,7 +116,7 @@ def test_integrated_gradients_are_complete(scene_inputs):
     model = hilrp.load("zoo/tinyvit").model
     found = find("integrated-gradients:steps=200")(model, x, target).flatten(1).sum(1)
     with torch.no_grad():
-        black = x.amin((0, 2, 3), keepdim=True).expand_as(x)
+        black = x.amin((2, 3), keepdim=True).expand_as(x)
         difference = (model(x) - model(black)).gather(1, target[:, None])[:, 0]
     torch.testing.assert_close(found, difference, rtol=0.05, atol=0.05)
 
@@ -103,7 +134,7 @@ def test_grad_cam_by_hand(scene_inputs):
     assert float(found.min()) >= 0
 
 
-@pytest.mark.parametrize(("name", "layer"), [("vit", "norm1"), ("swin", ""), ("beit", "norm1"), ("deit", "norm1")])
+@pytest.mark.parametrize(("name", "layer"), [("vit", "norm1"), ("swin", ""), ("beit", ""), ("deit", "norm1")])
 def test_where_grad_cam_looks(name, layer, scene_inputs):
     from hilrp.bench.methods.cams import _layer
 
@@ -155,6 +186,15 @@ def test_attention_methods_say_where_they_have_no_meaning(name, scene_inputs):
     for method in ("rollout", "attention-gradient"):
         with pytest.raises(Undefined, match=r"attention"):
             find(method)(model, *scene_inputs)
+
+
+def test_attention_methods_on_a_model_without_a_class_token():
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5, class_token=False,
+        global_pool="avg",
+    ).eval()  # fmt: skip
+    assert find("rollout")(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 1])).shape == (2, 32, 32)
 
 
 def test_grad_cam_says_so_too(scene_inputs):

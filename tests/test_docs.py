@@ -50,7 +50,9 @@ def test_import_needs_torch_alone():
     assert found.stdout.strip() == ""
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/zoo.md", "docs/engine.md", "docs/benchmark.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/zoo.md", "docs/engine.md", "docs/benchmark.md", "CONTRIBUTING.md"]
+)
 def test_links_exist(document):
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):
         assert (ROOT / document).parent.joinpath(link).exists(), link

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hilrp.bench.data import Inputs
 from hilrp.bench.methods.perturbation import grid
-from hilrp.bench.metrics.faithfulness import Subsets, scores, subsets
+from hilrp.bench.metrics.faithfulness import Subsets, scores, subset_drops
 from hilrp.bench.metrics.shapley import shapley_values
 from hilrp.files import write_whole
 from hilrp.libraries.loaded import Loaded
@@ -55,6 +55,7 @@ class Context:
     effort: Effort
     folder: Path
     _kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    _segments: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def baseline(self) -> Tensor:
@@ -68,16 +69,17 @@ class Context:
 
     def segments(self, i: int) -> Tensor:
         """The number of each pixel's segment in image ``i``, ``[H,W]``."""
-        height, width = self.inputs.x.shape[-2:]
-        cells = grid(height, width, self.effort.cells)
-        scene = self.inputs.samples[i].scene
-        if self.effort.segments == "slic":
-            cells = self._superpixels(i)
-        elif self.effort.segments == "objects" and scene is not None:
-            for number, thing in enumerate(scene.things):
-                cells[torch.from_numpy(thing.mask)] = self.effort.cells**2 + number
-        # Segments that nothing is left of have no number.
-        return torch.unique(cells, return_inverse=True)[1].to(self.inputs.x.device)
+        if i not in self._segments:
+            height, width = self.inputs.x.shape[-2:]
+            cells = grid(height, width, self.effort.cells)
+            if self.effort.segments == "slic":
+                cells = self._superpixels(i)
+            elif self.effort.segments == "objects":
+                for number, mask in enumerate(self.inputs.things[i].values()):
+                    cells[mask.cpu()] = self.effort.cells**2 + number
+            # Segments that nothing is left of have no number.
+            self._segments[i] = torch.unique(cells, return_inverse=True)[1].to(self.inputs.x.device)
+        return self._segments[i]
 
     def _superpixels(self, i: int) -> Tensor:
         from skimage.segmentation import slic
@@ -86,50 +88,57 @@ class Context:
         picture = (self.inputs.x[i] if seen is None else seen).permute(1, 2, 0).cpu().numpy()
         return torch.from_numpy(slic(picture, n_segments=self.effort.cells**2, compactness=10, start_label=0)).long()
 
-    def random_subsets(self, cell: int) -> Subsets:
-        """Random subsets for Faithfulness Correlation: as many pixels as Quantus takes (224), as single ones or as squares."""
+    @property
+    def patch(self) -> int:
+        """The side of the model's patches; a sixteenth of the picture, where it has none of that size."""
+        side = self.inputs.x.shape[-1] // 16
+        size = getattr(getattr(self.loaded.model, "patch_embed", None), "patch_size", None)
+        own = size[0] if isinstance(size, (tuple, list)) else size
+        return own if isinstance(own, int) and own >= 8 else side
+
+    def subset_drops(self, subsets: Subsets) -> Tensor:
+        """What the score loses without each of some random subsets of pixels."""
         x, labels = self.inputs.x, self.inputs.labels
-        size = max(1, round(224 / cell**2)) if cell > 1 else 224
 
         def make() -> dict[str, np.ndarray]:
-            found = subsets(self.loaded.model, x, labels, self.baseline, self.effort.runs, size, cell)
-            return {"chosen": np.packbits(found.chosen.cpu().numpy(), axis=-1), "drops": found.drops.cpu().numpy()}
+            return {"drops": subset_drops(self.loaded.model, x, labels, self.baseline, subsets).cpu().numpy()}
 
-        kept = self._keep(f"subsets-{cell}", make)
-        chosen = np.unpackbits(kept["chosen"], axis=-1, count=x.shape[-1]).astype(bool)
-        return Subsets(torch.from_numpy(chosen).to(x.device), torch.from_numpy(kept["drops"]).to(x.device))
+        return torch.from_numpy(self._keep(f"subsets-{subsets.cell}", make)["drops"]).to(x.device)
 
     def shapley(self) -> list[Tensor]:
         """Shapley values of the segments of the first images."""
         x, labels = self.inputs.x, self.inputs.labels
 
         def make() -> dict[str, np.ndarray]:
-            count = min(self.effort.shapley_images, len(x))
-            values = [
-                shapley_values(
-                    self.loaded.model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i
+            count, model = min(self.effort.shapley_images, len(x)), self.loaded.model
+            return {
+                str(i): shapley_values(
+                    model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i
                 )
+                .cpu()
+                .numpy()
                 for i in range(count)
-            ]
-            return {str(i): v.cpu().numpy() for i, v in enumerate(values)}
+            }
 
         kept = self._keep("shapley", make)
         return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(len(kept))]
 
-    def effects(self) -> list[tuple[int, Tensor, Tensor]]:
-        """Of scenes: the number of the sample, the masks of its objects, and what the score of its class loses without each."""
-        found = []
-        for i, sample in enumerate(self.inputs.samples):
-            scene = sample.scene
-            if scene is None or len(scene.things) < 2:
-                continue
-            from PIL import Image
+    def effects(self) -> dict[int, Tensor]:
+        """Of scenes with several objects: what the score of the explained class loses without each, by the number of the sample."""
+        from PIL import Image
 
-            without = self.loaded.batch([Image.fromarray(scene.without(thing.label)) for thing in scene.things])
-            label = self.inputs.labels[i].expand(len(without))
-            masks = torch.stack([torch.from_numpy(thing.mask) for thing in scene.things]).to(without.device)
-            found.append((i, masks, self.score[i] - scores(self.loaded.model, without, label)))
-        return found
+        def make() -> dict[str, np.ndarray]:
+            found = {}
+            for i, sample in enumerate(self.inputs.samples):
+                if sample.scene is None or len(sample.scene.things) < 2:
+                    continue
+                without = [Image.fromarray(sample.scene.without(thing.label)) for thing in sample.scene.things]
+                labels = self.inputs.labels[i].expand(len(without))
+                lost = self.score[i] - scores(self.loaded.model, self.loaded.batch(without), labels)
+                found[str(i)] = lost.cpu().numpy()
+            return found
+
+        return {int(i): torch.from_numpy(v).to(self.inputs.x.device) for i, v in self._keep("effects", make).items()}
 
     def _keep(self, name: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Arrays that are computed once, whatever becomes of the process."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from hilrp.errors import InputError
 from hilrp.images import read
 from hilrp.libraries.loaded import Loaded
-from hilrp.scenes import Mask, Scene, Scenes
+from hilrp.scenes import CLASSES, Mask, Scene, Scenes
+from hilrp.targets import logits_of
 
 #: The scenes of the benchmark: neither the zoo's nor the demonstration's.
 SCENES = 500_000
@@ -52,6 +53,7 @@ class Inputs:
         masks: ``[B,H,W]``: what is left of the objects after scaling and cropping.
         labels: The classes that are explained, ``[B]``.
         predicted: The classes that the model says, ``[B]``.
+        things: Of scenes, the places of all objects by class, as the model sees them.
     """
 
     samples: list[Sample]
@@ -59,27 +61,36 @@ class Inputs:
     masks: Tensor
     labels: Tensor
     predicted: Tensor
+    things: list[dict[int, Tensor]]
 
 
 def inputs_for(loaded: Loaded, samples: list[Sample], batch: int = 32) -> Inputs:
     """Preprocesses pictures and masks alike, and leaves out samples whose object is cropped away."""
-    x = torch.stack([loaded.preprocess(sample.open()) for sample in samples])
-    masks = torch.stack([seen_mask(loaded, sample.place()) for sample in samples])
+    if any(sample.scene is not None for sample in samples) and loaded.classes != list(CLASSES):
+        raise InputError(
+            f"{loaded.name} doesn't know the classes of scenes. Give --data with images of its own classes."
+        )
+    device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
+    masks = [seen_mask(loaded, sample.place()) for sample in samples]
+    kept = [i for i, mask in enumerate(masks) if bool(mask.any()) and not bool(mask.all())]
+    if not kept:
+        raise InputError(
+            f"{loaded.name}: no object is left in any of the {len(samples)} images after its preprocessing."
+        )
+    chosen = [samples[i] for i in kept]
+    x = torch.stack([loaded.preprocess(sample.open()) for sample in chosen]).to(device)
     with torch.no_grad():
-        device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
-        predicted = torch.cat([_logits(loaded, part.to(device)).argmax(1).cpu() for part in x.split(batch)])
-    labels = torch.tensor([int(p) if s.label is None else s.label for s, p in zip(samples, predicted, strict=True)])
-    kept = masks.flatten(1).any(1) & ~masks.flatten(1).all(1)
-    chosen = [sample for sample, keep in zip(samples, kept.tolist(), strict=True) if keep]
-    return Inputs(
-        chosen, x[kept].to(device), masks[kept].to(device), labels[kept].to(device), predicted[kept].to(device)
-    )
-
-
-def _logits(loaded: Loaded, x: Tensor) -> Tensor:
-    from hilrp.targets import logits_of
-
-    return logits_of(loaded.model(x))
+        logits = torch.cat([logits_of(loaded.model(part)).cpu() for part in x.split(batch)])
+    predicted = logits.argmax(1)
+    labels = [int(p) if s.label is None else s.label for s, p in zip(chosen, predicted, strict=True)]
+    if max(labels) >= logits.shape[1]:
+        raise InputError(f"{loaded.name} has {logits.shape[1]} classes, but the data has a class {max(labels)}.")
+    things = [
+        {} if s.scene is None else {t.label: seen_mask(loaded, t.mask).to(device) for t in s.scene.things}
+        for s in chosen
+    ]
+    places = torch.stack([masks[i] for i in kept]).to(device)
+    return Inputs(chosen, x, places, torch.tensor(labels, device=device), predicted.to(device), things)
 
 
 def seen_mask(loaded: Loaded, mask: Mask) -> Tensor:
@@ -106,6 +117,8 @@ def find(spec: str, count: int | None = None) -> list[Sample]:
             raise InputError(f"{spec}: write scenes, or scenes:SEED with a number.")
         return _scenes(int(seed), count or 100)
     folder = Path(spec)
+    if (folder / "VOC2007").is_dir():
+        folder = folder / "VOC2007"
     readers = {"index.json": _index, "Annotations": _voc, "validation-segmentation": _imagenet_s}
     for sign, reader in readers.items():
         if (folder / sign).exists():
@@ -178,7 +191,9 @@ def _voc(folder: Path) -> list[Sample]:
         def place(name: str = name, path: Path = path) -> Mask:
             tree = ElementTree.parse(folder / "Annotations" / f"{name}.xml")
             sides = ("xmin", "ymin", "xmax", "ymax")
-            boxes = [[float(box.findtext(side) or 0) for side in sides] for box in tree.iter("bndbox")]
+            # Counted from one, the last pixel included.
+            corners = [[float(box.findtext(side) or 0) for side in sides] for box in tree.iter("bndbox")]
+            boxes = [[x0 - 1, y0 - 1, x1, y1] for x0, y0, x1, y1 in corners]
             return _boxes(read(path)[0].size, boxes)
 
         samples.append(Sample(name, None, lambda path=path: read(path)[0], place))  # type: ignore[misc]

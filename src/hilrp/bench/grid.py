@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hilrp.bench import methods
 from hilrp.bench.context import Context
@@ -20,14 +20,29 @@ from hilrp.bench.manifest import manifest
 from hilrp.bench.measures import MEASURES
 from hilrp.bench.methods import Method, Undefined
 from hilrp.bench.suites import Suite
+from hilrp.checkpoints import fingerprint
+from hilrp.coverage.store import source
 from hilrp.errors import InputError
 from hilrp.files import write_whole
 from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
+from hilrp.targets import logits_of
 from hilrp.tree import jsonable
 
-#: Images that go through a method at once.
-_BATCH = 16
+#: How many images' maps the report shows.
+SHOWN = 2
+
+
+class Logits(nn.Module):
+    """A model that returns its class scores alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, classes]``."""
+        return logits_of(self.model(x))
 
 
 @dataclass(frozen=True)
@@ -63,15 +78,18 @@ class Grid:
         self._check_settings()
 
     def _check_settings(self) -> None:
-        """Cells of one folder must be comparable: the same data, the same effort."""
-        settings = json.loads(json.dumps({"data": self.suite.data, "effort": asdict(self.suite.effort)}))
-        path = self.folder / "settings.json"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if path.is_file() and json.loads(path.read_text()) != settings:
-            raise InputError(
-                f"{self.folder} holds a run with other settings ({path.name}): figures of the two can't be compared. Choose another folder."
-            )
-        write_whole(path, lambda file: file.write(json.dumps(settings, indent=1).encode()))
+        """Cells of one folder must be comparable: the same data, effort, device and code."""
+        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "device": self.device, "code": source()}
+        self._refuse(
+            self.folder / "settings.json", json.loads(json.dumps(found)), "other settings or another version of hilrp"
+        )
+
+    @staticmethod
+    def _refuse(path: Path, found: dict[str, Any], what: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and json.loads(path.read_text()) != found:
+            raise InputError(f"{path.parent} holds figures with {what}, which can't be mixed. Choose another folder.")
+        write_whole(path, lambda file: file.write(json.dumps(found, indent=1).encode()))
 
     @property
     def total(self) -> int:
@@ -80,53 +98,78 @@ class Grid:
 
     def run(self) -> Iterator[Cell]:
         """Yields every cell, from disk or computed. An error stays in its cell, and is tried again by the next run."""
+        text = json.dumps(manifest(self), indent=1)
+        write_whole(self.folder / "manifest.json", lambda file: file.write(text.encode()))
         for name in self.suite.models:
-            if all(
-                self._stored(name, method, measure) for method in self.suite.methods for measure in self.suite.measures
-            ):
-                yield from (self._read(name, m, s) for m in self.suite.methods for s in self.suite.measures)
-                continue
             yield from self._model(name)
-        write_whole(
-            self.folder / "manifest.json", lambda file: file.write(json.dumps(manifest(self), indent=1).encode())
-        )
 
     def _model(self, name: str) -> Iterator[Cell]:
+        wanted = [(method, measure) for method in self.suite.methods for measure in self.suite.measures]
         try:
             loaded = self.load(name)
-            samples = find(self.suite.data, self.suite.effort.images)
-            inputs = inputs_for(loaded, samples)
+            self._refuse(self._place(name) / "weights.json", {"sha256": fingerprint(loaded.model)}, "other weights")
+            if all(self._stored(name, *cell) for cell in wanted):
+                yield from (self._read(name, *cell) for cell in wanted)
+                return
+            inputs = inputs_for(loaded, find(self.suite.data, self.suite.effort.images))
             context = Context(loaded, inputs, self.suite.effort, self._place(name) / "shared")
+            self._show(name, context)
         except Exception as error:  # the other models are run all the same
-            for method in self.suite.methods:
-                for measure in self.suite.measures:
-                    yield Cell(name, method, measure, {}, error=f"{type(error).__name__}: {error}")
+            yield from (Cell(name, *cell, {}, error=f"{type(error).__name__}: {error}") for cell in wanted)
             return
-        yield from self._methods(name, context)
+        for method in self.suite.methods:
+            yield from self._method(name, context, methods.find(method))
 
-    def _methods(self, name: str, context: Context) -> Iterator[Cell]:
-        for method_name in self.suite.methods:
-            method = methods.find(method_name)
-            maps: Tensor | None = None
-            for measure in self.suite.measures:
-                if self._stored(name, method_name, measure):
-                    yield self._read(name, method_name, measure)
-                    continue
+    def _method(self, name: str, context: Context, method: Method) -> Iterator[Cell]:
+        missing = [m for m in self.suite.measures if not self._stored(name, method.name, m)]
+        maps, undefined, failed = None, None, None
+        if missing:
+            try:
+                maps = self._maps(name, context, method)
+            except Undefined as reason:
+                undefined = str(reason)
+            except Exception as error:  # said in each of its cells
+                failed = f"{type(error).__name__}: {error}"
+        for measure in self.suite.measures:
+            if measure not in missing:
+                yield self._read(name, method.name, measure)
+                continue
+            cell = Cell(name, method.name, measure, {}, undefined, failed)
+            if maps is not None:
                 try:
-                    maps = self._maps(name, context, method) if maps is None else maps
-                    cell = Cell(name, method_name, measure, self._figures(context, method, maps, measure))
-                except Undefined as reason:
-                    cell = Cell(name, method_name, measure, {}, undefined=str(reason))
+                    cell = replace(cell, figures=self._figures(context, method, maps, measure))
                 except Exception as error:  # a cell that fails doesn't keep the others
-                    yield Cell(name, method_name, measure, {}, error=f"{type(error).__name__}: {error}")
-                    continue
+                    cell = replace(cell, error=f"{type(error).__name__}: {error}")
+            if cell.error is None:
                 self._write(cell)
-                yield cell
+            yield cell
+
+    def _show(self, name: str, context: Context) -> None:
+        """Keeps what the model sees of the first images, to draw maps on."""
+        x = context.inputs.x[:SHOWN]
+        seen = context.loaded.preprocess.picture(x)
+        pictures = (255 * (x.float() if seen is None else seen).clamp(0, 1)).byte().permute(0, 2, 3, 1).cpu().numpy()
+        names = np.array([sample.name for sample in context.inputs.samples[:SHOWN]])
+        context.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(
+            context.folder / "shown.npz", lambda file: np.savez_compressed(file, pictures=pictures, names=names)
+        )
+
+    def shown(self, model: str) -> tuple[list[str], np.ndarray]:
+        """The names of the first images, and what a model sees of them, ``[images,H,W,3]``."""
+        path = self._place(model) / "shared" / "shown.npz"
+        if not path.is_file():
+            return [], np.zeros((0, 1, 1, 3), np.uint8)
+        with np.load(path) as stored:
+            return [str(name) for name in stored["names"]], stored["pictures"]
 
     def load(self, name: str) -> Loaded:
         """A model of the suite: its name, and perhaps a checkpoint after an @."""
         base, _, checkpoint = name.partition("@")
-        return load(base, checkpoint or None, device=self.device)
+        loaded = load(base, checkpoint or None, device=self.device)
+        # What the methods of other libraries take returns a tensor of logits.
+        plain = loaded.name.startswith("transformers/")
+        return replace(loaded, model=Logits(loaded.model).eval()) if plain else loaded
 
     def maps(self, model: str, method: str) -> np.ndarray | None:
         """The maps behind a cell's figures, ``[images,H,W]``."""
@@ -140,9 +183,7 @@ class Grid:
     def _maps(self, model: str, context: Context, method: Method) -> Tensor:
         stored = self.maps(model, method.name)
         if stored is None:
-            inputs = context.inputs
-            parts = zip(inputs.x.split(_BATCH), inputs.labels.split(_BATCH), strict=True)
-            found = torch.cat([method(context.loaded.model, x, labels) for x, labels in parts])
+            found = method(context.loaded.model, context.inputs.x, context.inputs.labels)
             if not bool(found.isfinite().all()):
                 raise ValueError("the maps hold values that aren't finite")
             arrays = {"maps": found.float().cpu().numpy()}
@@ -162,7 +203,7 @@ class Grid:
         return {key: value.double().cpu().tolist() for key, value in measure.function(context, method, maps).items()}
 
     def _place(self, *names: str) -> Path:
-        return self.folder.joinpath("cells", *(re.sub(r"[^\w.+=-]+", "_", name.partition("@")[0]) for name in names))
+        return self.folder.joinpath("cells", *(re.sub(r"[^\w.+=-]+", "_", name) for name in names))
 
     def _path(self, model: str, method: str, measure: str) -> Path:
         return self._place(model, method) / f"{measure}.json"

@@ -29,9 +29,9 @@ def manifest(grid: Grid) -> dict[str, Any]:
         try:
             loaded = grid.load(name)
         except Exception as error:  # said in its cells
-            models[name.partition("@")[0]] = {"error": str(error)}
+            models[name] = {"error": str(error)}
             continue
-        models[loaded.name] = {
+        models[name] = {
             "weights": loaded.weights,
             "sha256": fingerprint(loaded.model),
             "mean": loaded.preprocess.mean,
@@ -45,7 +45,7 @@ def manifest(grid: Grid) -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "device": torch.cuda.get_device_name() if grid.device.startswith("cuda") else platform.machine(),
         "data": suite.data,
-        "scenes_seed": SCENES,
+        "scenes_seed": SCENES if suite.data == "scenes" else None,
         "effort": asdict(suite.effort),
         "methods": list(suite.methods),
         "measures": list(suite.measures),

@@ -10,6 +10,7 @@ from typing import Any
 from hilrp.bench import methods
 from hilrp.bench.grid import Cell
 from hilrp.bench.summary import Estimate, Table, tables
+from hilrp.tree import jsonable
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,13 @@ SECTIONS = (
     ),
     Section(
         "Conservation",
-        "The sum of the map relative to the explained score (1 is exact), and the part of the score that the books can't account for (0 is exact).",
+        "Of relevance methods: the sum of the map relative to the explained score (median; 1 is exact), and the part of the score that the books can't account for (0 is exact).",
         {"pixels' share": 0, "residual": -1},
     ),
     Section(
         "Agreement with Shapley values",
-        "Spearman correlation, over the cells of a grid, of the map's sum with sampled Shapley values of the score.",
+        "Spearman correlation, over segments of the picture (the cells of a grid, unless superpixels or objects were asked for), of the map's sum with sampled Shapley values of the score. "
+        "LIME fits a linear model to the same grid and the same mean colour, and Occlusion and RISE put the same colour: they are close to this reference by construction.",
         {"Shapley agreement": 1},
     ),
     Section(
@@ -56,12 +58,14 @@ SECTIONS = (
     ),
     Section(
         "Pixel flipping",
-        "Area under the score while pixels are replaced by the mean colour: most relevant first (MoRF, smaller is better), least relevant first (LeRF, larger), and the difference.",
+        "Area under the score while pixels are replaced by the mean colour: most relevant first (MoRF, smaller is better), least relevant first (LeRF, larger), and the difference. Images that score no "
+        "better than their mean colour are left out.",
         {"flip": 1, "morf": -1, "lerf": 1},
     ),
     Section(
         "Faithfulness Correlation",
-        "Correlation, over random subsets of 224 pixels, of their relevance with what the score loses without them: as single pixels (Quantus's default), and as squares of 8 x 8.",
+        "Correlation, over random subsets of pixels, of their relevance with what the score loses when they are replaced by the mean colour: 224 single pixels (Quantus's number), and a tenth of "
+        "the model's patches.",
         {"faithfulness correlation (pixels)": 1, "faithfulness correlation (patches)": 1},
     ),
     Section(
@@ -75,13 +79,13 @@ SECTIONS = (
         {
             "sanity, cascading: head": -1,
             "sanity, cascading: upper half": -1,
-            "sanity, cascading: all layers": -1,
-            "sanity, independent: one layer in the middle": -1,
+            "sanity, cascading: all": -1,
+            "sanity, independent: one layer": -1,
         },
     ),
     Section(
         "Equivariance",
-        "How alike (Spearman) the map of a shifted picture and the shifted map are, for cyclic shifts by an eighth and a quarter of the picture.",
+        "How alike (Spearman) the map of a shifted picture and the shifted map are: the mean over cyclic shifts by an eighth and a quarter of the picture. The models themselves are not equivariant.",
         {"equivariance": 1},
     ),
     Section(
@@ -150,9 +154,11 @@ def rows(table: Table, better: int) -> list[Row]:
     marks: dict[tuple[str, str], str] = {}
     for model in table.models:
         column = table.column(model, judged)
-        if better and len(column) > 1:
-            ordered = sorted(column, key=lambda name: better * column[name].mean)
-            marks[model, ordered[-1]], marks[model, ordered[0]] = "best", "worst"
+        ends = sorted({better * value.mean for value in column.values()})
+        if better and len(ends) > 1:
+            for name, value in column.items():
+                place = better * value.mean
+                marks[model, name] = "best" if place == ends[-1] else "worst" if place == ends[0] else ""
     found = []
     for name in [*judged, *(n for n in table.methods if n not in judged)]:
         cells = [
@@ -163,7 +169,7 @@ def rows(table: Table, better: int) -> list[Row]:
             )
             for m in table.models
         ]
-        if any(cell.value is not None for cell in cells):
+        if any(cell.value is not None or cell.why for cell in cells):
             found.append(Row(name, kinds[name].title, kinds[name].kind, cells))
     return found
 
@@ -227,16 +233,17 @@ def _plain(cell: Shown) -> str:
 
 
 def as_json(cells: Iterable[Cell], facts: dict[str, Any]) -> str:
-    """Every estimate and every value behind it."""
+    """Every estimate, and every value behind it."""
     cells = list(cells)
+    found = tables(cells)
     figures = [
-        {"model": c.model.partition("@")[0], "method": c.method, "figure": name, "values": values}
+        {"model": c.model, "method": c.method, "figure": name, "values": values, "estimate": _estimate(found, c, name)}
         for c in cells
         for name, values in c.figures.items()
     ]
     missing = [
         {
-            "model": c.model.partition("@")[0],
+            "model": c.model,
             "method": c.method,
             "measure": c.measure,
             "undefined": c.undefined,
@@ -245,4 +252,9 @@ def as_json(cells: Iterable[Cell], facts: dict[str, Any]) -> str:
         for c in cells
         if c.undefined is not None or c.error is not None
     ]
-    return json.dumps({"manifest": facts, "figures": figures, "missing": missing})
+    return json.dumps(jsonable({"manifest": facts, "figures": figures, "missing": missing}))
+
+
+def _estimate(found: dict[str, Table], cell: Cell, name: str) -> dict[str, Any] | None:
+    value = found[name].cells.get((cell.model, cell.method))
+    return None if value is None else vars(value)

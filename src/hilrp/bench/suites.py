@@ -39,13 +39,17 @@ _RULES = (
     "hilrp:gamma=0.01", "hilrp:gamma=0.05", "hilrp:gamma=0.1", "hilrp:gamma=0.5", "hilrp:gamma=1.0",
 )  # fmt: skip
 #: Fewer samples where a method takes many, for a first look.
-_CHEAP = {"rise": "rise:masks=120", "lime": "lime:samples=100", "integrated-gradients": "integrated-gradients:steps=12"}
+_CHEAP = {
+    "rise": "rise:masks=100",
+    "lime": "lime:samples=100",
+    "integrated-gradients": "integrated-gradients:steps=12",
+} | {name: f"{name}:samples=8" for name in ("smoothgrad", "vargrad", "gradient-shap")}
 _QUICK = tuple(_CHEAP.get(name, name) for name in _ALL)
 
 _SIZES = {
-    "quick": Effort(images=6, few=2, runs=30, steps=8, shapley_images=4, permutations=4, cells=8, again=False),
+    "quick": Effort(images=6, few=2, runs=30, steps=6, shapley_images=3, permutations=4, cells=8, again=False),
     "paper": Effort(images=100, few=20, runs=100, steps=16, shapley_images=50, permutations=64, cells=8),
-    "real": Effort(images=100, few=20, runs=100, steps=16, shapley_images=25, permutations=32, cells=8),
+    "real": Effort(images=400, few=20, runs=100, steps=16, shapley_images=25, permutations=32, cells=8),
 }
 SUITES = ("quick", "paper", "real", "real-masks")
 _REAL = {

@@ -18,7 +18,7 @@ class Estimate:
     """A mean over images with its 95 % bootstrap interval.
 
     Attributes:
-        mean: The mean.
+        mean: The mean; of ratios to the score, the median.
         low, high: The interval; the mean itself where there is one value.
         count: How many values.
         spread: Their standard deviation.
@@ -31,8 +31,12 @@ class Estimate:
     spread: float
 
 
-def estimate(values: Iterable[float | None], seed: int = 0) -> Estimate | None:
-    """The estimate of some values; ``None`` if there are none.
+#: Ratios to a score that may be near zero: their median is given instead of the mean.
+_MEDIANS = ("pixels' share", "trace ")
+
+
+def estimate(values: Iterable[float | None], median: bool = False, seed: int = 0) -> Estimate | None:
+    """The estimate of some values; ``None`` if there are none. Those that are not numbers are left out.
 
     Example:
         >>> estimate([1.0, 1.0]).mean
@@ -42,9 +46,10 @@ def estimate(values: Iterable[float | None], seed: int = 0) -> Estimate | None:
     if not len(known):
         return None
     chance = np.random.default_rng(seed)
-    means = known[chance.integers(len(known), size=(_RESAMPLES, len(known)))].mean(1)
+    middle = np.median if median else np.mean
+    means = middle(known[chance.integers(len(known), size=(_RESAMPLES, len(known)))], axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(known.mean()), float(low), float(high), len(known), float(known.std()))
+    return Estimate(float(middle(known)), float(low), float(high), len(known), float(known.std()))
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ def tables(cells: Iterable[Cell]) -> dict[str, Table]:
     for cell in cells:
         for name, values in cell.figures.items():
             table = found.setdefault(name, Table(name, models, methods, {}, undefined))
-            value = estimate(values)
+            value = estimate(values, name.startswith(_MEDIANS))
             if value is not None:
                 table.cells[cell.model, cell.method] = value
     return found

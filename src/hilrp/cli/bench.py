@@ -45,6 +45,7 @@ def bench(
     segments: Annotated[
         str, typer.Option(help="What Shapley values are of: grid, slic (superpixels) or objects (of scenes).")
     ] = "grid",
+    permutations: Annotated[int | None, typer.Option(min=1, help="Permutations per image for Shapley values.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the results; a later run goes on from there.")
     ] = None,
@@ -84,7 +85,12 @@ def bench(
             models=tuple(model or chosen.models),
             methods=tuple(method or chosen.methods),
             measures=tuple(measure or chosen.measures),
-            effort=replace(chosen.effort, images=images or chosen.effort.images, segments=segments),
+            effort=replace(
+                chosen.effort,
+                images=images or chosen.effort.images,
+                permutations=permutations or chosen.effort.permutations,
+                segments=segments,
+            ),
         )
         folder = output or Path("out/bench") / suite
         make_folder(folder)

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hilrp.bench import methods
-from hilrp.bench.data import find
 from hilrp.bench.grid import Cell, Grid
 from hilrp.bench.report import RULES, SECTIONS, Shown, number, rows, short, split
 from hilrp.bench.summary import Table, tables
@@ -50,7 +49,7 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
         parts.append(f"<h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>")
         parts += [_table(found[name], section.figures[name], name) for name in present]
         if section.title == "Conservation":
-            parts += [_naive(found), _traces(found)]
+            parts += [_naive(found), _traces(main)]
         if section.title == "Faithfulness Correlation":
             parts.append(_noise(found))
     if varied:
@@ -95,7 +94,7 @@ def _naive(found: dict[str, Table]) -> str:
     for model in share.models:
         texts = []
         for name in ("attnlrp", "hilrp"):
-            if (model, name) not in share.cells or (model, name) not in residual.cells:
+            if any((model, name) not in table.cells for table in (pointing, share, residual)):
                 texts.append("<td>–</td>")
                 continue
             lost = residual.cells[model, name].mean
@@ -114,20 +113,20 @@ def _figure(drawing: Figure, text: str) -> str:
     return f'<div class="card">{image(Image.open(buffer).convert("RGB"), text, lossless=True)}</div>'
 
 
-def _traces(found: dict[str, Table]) -> str:
+def _traces(cells: Sequence[Cell]) -> str:
     """The sum of relevance at each stage relative to the score, from the input to the last stage, under HiLRP."""
-    names = [name for name in found if name.startswith("trace ")]
-    if not names:
-        return ""
     drawing = Figure(figsize=(8, 3.2), layout="constrained")
     axis = drawing.subplots()
-    for model in found[names[0]].models:
-        points = [found[n].cells[model, "hilrp"].mean for n in names if (model, "hilrp") in found[n].cells]
-        if points:
-            axis.plot(np.linspace(0, 1, len(points)), points, marker="o", markersize=3, label=short(model))
+    for cell in cells:
+        stages = [values for name, values in cell.figures.items() if name.startswith("trace ")]
+        if cell.method == "hilrp" and stages:
+            points = [float(np.median([v for v in values if v is not None])) for values in stages]
+            axis.plot(np.linspace(0, 1, len(points)), points, marker="o", markersize=3, label=short(cell.model))
+    if not axis.lines:
+        return ""
     axis.axhline(1, color="#888888", linewidth=0.8)
     axis.set_xlabel("from the pixels (0) to the last stage (1)")
-    axis.set_ylabel("relevance / score")
+    axis.set_ylabel("relevance / score, median")
     axis.legend(fontsize=7, ncols=2)
     return _figure(drawing, "Conservation trace: the sum of relevance at each stage relative to the score, HiLRP")
 
@@ -153,53 +152,59 @@ def _noise(found: dict[str, Table]) -> str:
 
 def _gammas(found: dict[str, Table]) -> str:
     """Pointing and the pixels' share over gamma, per model."""
-    if "pixels' share" not in found:
+    figures = [name for name in ("pointing", "pixels' share") if name in found]
+    if not figures:
         return ""
-    names = {0.25: "hilrp"} | {
-        float(name.partition("gamma=")[2]): name
-        for name in found["pointing"].methods
-        if name.startswith("hilrp:gamma=")
-    }
+    names = {0.25: "hilrp"}
+    for name in found[figures[0]].methods:
+        options = dict(methods.find(name).options)
+        if name.startswith("hilrp:") and set(options) == {"gamma"}:
+            names[float(options["gamma"])] = name
     if len(names) < 3:
         return ""
     drawing = Figure(figsize=(9, 3), layout="constrained")
-    axes = drawing.subplots(1, 2)
-    for axis, figure in zip(axes, ("pointing", "pixels' share"), strict=True):
+    axes = drawing.subplots(1, len(figures), squeeze=False)[0]
+    for axis, figure in zip(axes, figures, strict=True):
         table = found[figure]
         for model in table.models:
             points = [(g, table.cells[model, names[g]].mean) for g in sorted(names) if (model, names[g]) in table.cells]
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=short(model))
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=short(model))
         axis.set_xscale("log")
         axis.set_xlabel("gamma")
         axis.set_title(figure, fontsize=9)
-    axes[1].set_ylim(-1, 4)
+        if figure != "pointing":
+            axis.set_ylim(-1, 4)
     axes[0].legend(fontsize=6, ncols=2)
     return _figure(drawing, "Pointing and the pixels' share over gamma")
 
 
 def _maps(grid: Grid, cells: Sequence[Cell]) -> str:
-    """The maps of the first images."""
+    """The maps of the first images, on what each model saw of them."""
     models, names = (list(dict.fromkeys(getattr(c, k) for c in cells)) for k in ("model", "method"))
-    samples = find(grid.suite.data, grid.suite.effort.images)[:_IMAGES]
+    shown = {model: grid.shown(model) for model in models}
     parts = ["<h2>Maps</h2>"]
-    for i, sample in enumerate(samples):
+    for i in range(max((len(called) for called, _ in shown.values()), default=0)):
+        heads = "".join(f"<th>{_picture(*shown[model], i)}{escape(short(model))}</th>" for model in models)
         lines = []
         for name in names:
-            boxes = []
-            for model in models:
-                stored = grid.maps(model, name)
-                if stored is None or i >= len(stored):
-                    boxes.append("<td>–</td>")
-                    continue
-                ground = np.asarray(sample.open().resize(stored[i].shape[::-1])) / 255
-                small = Image.fromarray((255 * np.clip(blend(ground, stored[i]), 0, 1)).astype(np.uint8)).resize(
-                    (126, 126)
-                )
-                boxes.append(f"<td>{image(small, f'{name} on {short(model)}', quality=80)}</td>")
-            lines.append(f"<tr><td>{escape(methods.find(name).title)}</td>{''.join(boxes)}</tr>")
-        head = "".join(f"<th>{escape(short(m))}</th>" for m in models)
-        picture = image(sample.open().resize((126, 126)), sample.name, quality=90)
-        parts.append(
-            f'<div class="card maps"><table><tr><th>{picture}{escape(sample.name)}</th>{head}</tr>{"".join(lines)}</table></div>'
-        )
+            boxes = "".join(f"<td>{_overlay(grid, model, name, shown[model][1], i)}</td>" for model in models)
+            lines.append(f"<tr><td>{escape(methods.find(name).title)}</td>{boxes}</tr>")
+        parts.append(f'<div class="card maps"><table><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>')
     return "".join(parts)
+
+
+def _picture(names: list[str], pictures: np.ndarray, i: int) -> str:
+    if i >= len(names):
+        return ""
+    return image(Image.fromarray(pictures[i]).resize((126, 126)), names[i], quality=90)
+
+
+def _overlay(grid: Grid, model: str, method: str, pictures: np.ndarray, i: int) -> str:
+    stored = grid.maps(model, method)
+    if stored is None or i >= len(pictures):
+        return "–"
+    blended = np.clip(blend(pictures[i] / 255, stored[i]), 0, 1)
+    return image(
+        Image.fromarray((255 * blended).astype(np.uint8)).resize((126, 126)), f"{method} on {short(model)}", quality=80
+    )

@@ -69,26 +69,26 @@ def _run(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The class scores and the attention matrices, ``[B,heads,N,N]`` each."""
     with _Watch() as watch:
         logits = logits_of(model(x))
-    shapes = {tuple(matrix.shape[-2:]) for matrix in watch.matrices}
-    blocks = len(getattr(model, "blocks", ()))
-    (shape,) = shapes if len(shapes) == 1 else [(0, 1)]
-    if not blocks or len(watch.matrices) != blocks or shape[0] != shape[1] or not _prefix(model, shape[0]):
-        raise Undefined("its blocks have no single attention matrix over one grid of tokens")
-    if any(len(matrix) != len(x) for matrix in watch.matrices):
-        raise Undefined("its attention is within windows")
+    if not watch.matrices:
+        raise Undefined("it has no attention over tokens")
+    shapes = {tuple(matrix.shape[:1] + matrix.shape[-2:]) for matrix in watch.matrices}
+    (batch, rows, columns), *others = shapes
+    if others or batch != len(x) or rows != columns or _prefix(model, rows) is None:
+        raise Undefined("its attention is not one matrix over one grid of tokens in every block")
     return logits, watch.matrices
 
 
-def _prefix(model: nn.Module, tokens: int) -> int:
-    """How many tokens come before a square grid of patches; none, if that is not how the tokens are arranged."""
-    count = int(getattr(model, "num_prefix_tokens", 0))
-    return count if math.isqrt(tokens - count) ** 2 == tokens - count else 0
+def _prefix(model: nn.Module, tokens: int) -> int | None:
+    """How many tokens come before a square grid of patches; ``None``, if that is not how the tokens are arranged."""
+    said = getattr(model, "num_prefix_tokens", None)
+    counts = range(6) if said is None else [int(said)]
+    return next((count for count in counts if math.isqrt(tokens - count) ** 2 == tokens - count), None)
 
 
 def _to_pixels(model: nn.Module, paths: Tensor, x: Tensor) -> Tensor:
     """What the tokens that the classifier reads take from each patch, enlarged to the picture."""
-    count = _prefix(model, paths.shape[-1])
-    pooled = getattr(model, "global_pool", "token") == "avg"
+    count = _prefix(model, paths.shape[-1]) or 0
+    pooled = count == 0 or getattr(model, "global_pool", "token") == "avg"
     readers = (paths[:, count:] if pooled else paths[:, :count]).mean(1)
     side = math.isqrt(paths.shape[-1] - count)
     patches = readers[:, count:].reshape(len(x), 1, side, side)

@@ -16,7 +16,7 @@ from hilrp.stages import channels_last, find_stages, first_map, to_features
 
 
 def cam(kind: Any) -> Function:
-    """A method of pytorch-grad-cam, at the last place where the model still has a map."""
+    """A method of pytorch-grad-cam, at the last stage."""
 
     def function(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
         layer, reshape = _layer(model, x)
@@ -47,7 +47,7 @@ grad_cam, grad_cam_plus_plus = cam(GradCAM), cam(GradCAMPlusPlus)
 
 
 def _layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """The last stage; of a transformer whose classifier reads one token, the norm before the last block's attention."""
+    """The last stage; where a class token is read, the norm before the last block's attention, behind which patches have no part in the score."""
     modules = dict(model.named_modules())
     outputs: dict[str, Any] = {}
     stages = find_stages(model, "auto")
@@ -78,7 +78,7 @@ def _layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Callable[[Tensor], T
     feature = features[last]
     assert feature is not None
     layer = modules[last]
-    if feature.ndim == 3:
+    if feature.ndim == 3 and getattr(model, "global_pool", "token") != "avg":
         if not hasattr(layer, "norm1"):
             raise Undefined("its tokens come from no block that is known")
         layer = layer.norm1

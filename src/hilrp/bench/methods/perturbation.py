@@ -8,6 +8,7 @@ from captum._utils.models.linear_model import SkLearnRidge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hilrp.bench.methods.base import one_by_one
 from hilrp.targets import logits_of
 
 #: LIME's segments are the cells of a grid with this many a side.
@@ -26,20 +27,20 @@ def occlusion(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
     return found.sum(1)
 
 
+@one_by_one
 def lime(model: nn.Module, x: Tensor, target: Tensor, samples: int = 300) -> Tensor:
     """The weights of a linear model of the score, fitted to pictures in which cells of a grid are grey."""
     cells = grid(x.shape[-2], x.shape[-1], CELLS).to(x.device)
-    maps = []
-    with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
-        torch.manual_seed(0)
-        for i in range(len(x)):
-            method = attr.Lime(model, interpretable_model=SkLearnRidge(alpha=1.0))
-            found = method.attribute(
-                x[i : i + 1], baselines=_grey(x[i : i + 1]), target=target[i : i + 1], feature_mask=cells[None, None],
-                n_samples=samples, perturbations_per_eval=_BATCH,
-            )  # fmt: skip
-            maps.append(found[0, 0])
-    return torch.stack(maps)
+    method = attr.Lime(model, interpretable_model=SkLearnRidge(alpha=1.0))
+    found = method.attribute(
+        x,
+        baselines=_grey(x),
+        target=target,
+        feature_mask=cells[None, None],
+        n_samples=samples,
+        perturbations_per_eval=_BATCH,
+    )
+    return found[:, 0]
 
 
 def rise(model: nn.Module, x: Tensor, target: Tensor, masks: int = 500) -> Tensor:

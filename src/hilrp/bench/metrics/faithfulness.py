@@ -28,47 +28,53 @@ def scores(model: nn.Module, pictures: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Subsets:
-    """Random subsets of pixels of some images, and what the score loses without each.
+    """Random subsets of the pixels of images, drawn anew from their seed whenever they are needed.
 
     Attributes:
-        chosen: ``[B,runs,H,W]``.
-        drops: ``[B,runs]``.
+        size: How many squares a subset has.
+        cell: The side of the squares in pixels.
+        runs: How many subsets each image has.
+        seed: Of the subsets.
     """
 
-    chosen: Tensor
-    drops: Tensor
+    size: int
+    cell: int
+    runs: int
+    seed: int = 0
+
+    def of(self, i: int, height: int, width: int) -> Tensor:
+        """The subsets of image ``i``, ``[runs,height,width]``."""
+        rows, columns = height // self.cell, width // self.cell
+        chance = torch.Generator().manual_seed(1_000_003 * self.seed + i)
+        order = torch.rand(self.runs, rows * columns, generator=chance).argsort(1)
+        chosen = torch.zeros(self.runs, rows * columns, dtype=torch.bool).scatter_(1, order[:, : self.size], True)
+        chosen = chosen.reshape(self.runs, rows, columns)
+        chosen = chosen.repeat_interleave(self.cell, 1).repeat_interleave(self.cell, 2)
+        return nn.functional.pad(chosen, (0, width - columns * self.cell, 0, height - rows * self.cell))
 
 
-def subsets(
-    model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, runs: int, size: int, cell: int = 1, seed: int = 0
-) -> Subsets:
-    """Replaces ``size`` random squares of ``cell`` x ``cell`` pixels by the baseline, ``runs`` times for each image.
+def subset_drops(model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, subsets: Subsets) -> Tensor:
+    """What the score loses where a subset is replaced by the baseline, ``[B,runs]``.
 
-    With squares of one pixel this is what Bhatt, Weller and Moura (2020) and Quantus do; with squares as large as the model's
-    patches, whole tokens go.
+    With squares of one pixel this is what Bhatt, Weller and Moura (2020) do; with squares as large as the model's patches, whole
+    tokens go.
     """
-    count, _, height, width = x.shape
-    rows, columns = height // cell, width // cell
-    chance = torch.Generator().manual_seed(seed)
-    chosen = torch.zeros(count, runs, rows * columns, dtype=torch.bool)
-    for i in range(count):
-        for run in range(runs):
-            chosen[i, run, torch.randperm(rows * columns, generator=chance)[:size]] = True
-    chosen = chosen.reshape(count, runs, rows, columns)
-    chosen = chosen.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
-    chosen = nn.functional.pad(chosen, (0, width - columns * cell, 0, height - rows * cell)).to(x.device)
     before = scores(model, x, target)
     drops = []
-    for i in range(count):
-        pictures = torch.where(chosen[i][:, None], baseline[i], x[i])
-        drops.append(before[i] - scores(model, pictures, target[i].expand(runs)))
-    return Subsets(chosen, torch.stack(drops))
+    for i in range(len(x)):
+        chosen = subsets.of(i, *x.shape[-2:]).to(x.device)
+        pictures = torch.where(chosen[:, None], baseline[i], x[i])
+        drops.append(before[i] - scores(model, pictures, target[i].expand(subsets.runs)))
+    return torch.stack(drops)
 
 
-def faithfulness_correlation(maps: Tensor, found: Subsets) -> Tensor:
+def faithfulness_correlation(maps: Tensor, subsets: Subsets, drops: Tensor) -> Tensor:
     """The correlation, over random subsets of pixels, of their relevance with what the score loses without them."""
-    relevance = torch.einsum("brhw,bhw->br", found.chosen.double(), maps.double())
-    return pearson(relevance, found.drops.double()).to(maps)
+    found = []
+    for i, values in enumerate(maps):
+        relevance = subsets.of(i, *maps.shape[-2:]).to(maps.device).flatten(1).double() @ values.flatten().double()
+        found.append(pearson(relevance, drops[i].double()))
+    return torch.stack(found).to(maps)
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
@@ -109,6 +115,7 @@ def flip_areas(
     for name, most_first in (("morf", True), ("lerf", False)):
         curve = flipping(model, x, target, maps, baseline, steps, most_first)
         gain = curve[:, :1] - curve[:, -1:]
-        relative = (curve - curve[:, -1:]) / gain.where(gain.abs() > 1e-6, torch.ones_like(gain))
+        # Where the picture scores no better than its mean colour, there is nothing to lose: no figure.
+        relative = (curve - curve[:, -1:]) / gain.where(gain > 0, torch.full_like(gain, float("nan")))
         areas[name] = torch.trapezoid(relative, dx=1 / steps, dim=1)
     return areas | {"flip": areas["lerf"] - areas["morf"]}

@@ -48,8 +48,9 @@ def per_segment(maps: Tensor, segments: Tensor) -> Tensor:
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:
-    """Rank correlation along the last axis; equal values share their mean rank."""
-    return pearson(ranks(a), ranks(b))
+    """Rank correlation along the last axis; equal values share their mean rank. Not a number where one of the two doesn't vary."""
+    constant = (a.amax(-1) == a.amin(-1)) | (b.amax(-1) == b.amin(-1))
+    return pearson(ranks(a), ranks(b)).masked_fill(constant, float("nan"))
 
 
 def ranks(values: Tensor) -> Tensor:
