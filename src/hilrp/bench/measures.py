@@ -136,7 +136,7 @@ def _sanity(context: Context, method: Method, maps: Tensor) -> Figures:
         "independent: one layer": "one",
     }
     return {
-        f"sanity, {name}": spearman(before, method(randomised(context.loaded.model, part), x, labels).flatten(1))
+        f"sanity, {name}": spearman(before, method(randomised(context.loaded.model, part), x, labels).flatten(1)).abs()
         for name, part in changes.items()
     }
 

@@ -75,7 +75,7 @@ SECTIONS = (
     ),
     Section(
         "Sanity check",
-        "How alike (Spearman) maps are before and after weights are shuffled: a map that stays the same doesn't depend on what the model has learned.",
+        "How alike (size of the Spearman correlation) maps are before and after weights are shuffled: a map that stays the same doesn't depend on what the model has learned.",
         {
             "sanity, cascading: head": -1,
             "sanity, cascading: upper half": -1,
