@@ -241,6 +241,19 @@ def test_options_and_names():
             find(name)
 
 
+def test_books_that_do_not_close_are_a_figure_and_not_an_error():
+    """A score near zero, or an operation without a rule: the benchmark measures what the books miss, and doesn't stop."""
+
+    class Odd(torch.nn.Module):
+        def forward(self, x):
+            return torch.special.i0(x).flatten(1)[:, :3]
+
+    x, target = torch.rand(2, 3, 4, 4) + 0.5, torch.tensor([0, 1])
+    with pytest.raises(hilrp.AuditError):
+        hilrp.explain(Odd(), x, target)
+    assert bool(find("hilrp")(Odd(), x, target).isfinite().all())
+
+
 def test_options_change_the_map(scene_inputs):
     model = hilrp.load("zoo/resnet").model
     x, target = scene_inputs

@@ -54,7 +54,7 @@ def _conservation(context: Context, method: Method, maps: Tensor) -> Figures:
     """The sum of the map relative to the score, what the books can't account for, and the trace of the stages."""
     if method.rules is None:
         return {}
-    explainer = Explainer(context.loaded.model, replace(Rules.named(method.rules), **dict(method.options)))
+    explainer = Explainer(context.loaded.model, replace(Rules.named(method.rules), **dict(method.options)), audit="off")
     found = explainer.explain(context.inputs.x[: context.effort.few], context.inputs.labels[: context.effort.few])
     figures = {
         "pixels' share": maps.flatten(1).double().sum(1) / context.score.double(),

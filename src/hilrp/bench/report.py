@@ -169,7 +169,7 @@ def rows(table: Table, better: int) -> list[Row]:
             )
             for m in table.models
         ]
-        if any(cell.value is not None or cell.why for cell in cells):
+        if any(cell.value is not None for cell in cells) or all(cell.why for cell in cells):
             found.append(Row(name, kinds[name].title, kinds[name].kind, cells))
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -153,5 +154,7 @@ def _summary(cells: list[Cell]) -> None:
                         for c in row.cells
                     ]
                     table.add_row(escape(row.title), *shown)
-                console.print(table)
+                # A table of many models is wider than most terminals, and of no use when it is squeezed.
+                wide = Console(width=max(console.width, 36 + 9 * len(found[name].models)))
+                wide.print(table)
                 return

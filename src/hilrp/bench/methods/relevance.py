@@ -17,6 +17,7 @@ def relevance(preset: str) -> Function:
 
     def function(model: nn.Module, x: Tensor, target: Tensor, **options: Any) -> Tensor:
         rules = replace(Rules.named(preset), **options)
-        return Explainer(model, rules, stages=None).explain(x, target).map
+        # What the books of a map say is a figure of the benchmark; one score near zero must not keep the others.
+        return Explainer(model, rules, audit="off", stages=None).explain(x, target).map
 
     return function
