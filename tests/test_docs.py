@@ -51,7 +51,8 @@ def test_import_needs_torch_alone():
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/zoo.md", "docs/engine.md", "docs/benchmark.md", "docs/results/README.md", "CONTRIBUTING.md"]
+    "document",
+    ["README.md", "docs/zoo.md", "docs/engine.md", "docs/benchmark.md", "docs/results/README.md", "CONTRIBUTING.md"],
 )
 def test_links_exist(document):
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):
