@@ -196,8 +196,6 @@ class Grid:
     @staticmethod
     def _figures(context: Context, method: Method, maps: Tensor, name: str) -> dict[str, list[float]]:
         measure = MEASURES[name]
-        if measure.kinds and method.kind not in measure.kinds:
-            return {}
         if measure.scenes and any(sample.scene is None for sample in context.inputs.samples):
             return {}
         return {key: value.double().cpu().tolist() for key, value in measure.function(context, method, maps).items()}

@@ -31,13 +31,11 @@ class Measure:
         name: Its name on the command line.
         function: What it does.
         scenes: Whether it needs scenes.
-        kinds: The kinds of methods that it is computed for; of none, for all.
     """
 
     name: str
     function: Callable[[Context, Method, Tensor], Figures]
     scenes: bool = False
-    kinds: tuple[str, ...] = ()
 
 
 def _localisation(context: Context, method: Method, maps: Tensor) -> Figures:
@@ -248,7 +246,7 @@ MEASURES = {
     measure.name: measure
     for measure in (
         Measure("localisation", _localisation),
-        Measure("conservation", _conservation, kinds=("relevance",)),
+        Measure("conservation", _conservation),
         Measure("shapley", _shapley),
         Measure("faithfulness", _faithfulness),
         Measure("flipping", _flipping),
