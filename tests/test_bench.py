@@ -114,6 +114,18 @@ def test_randomised_parts():
     assert torch.equal(after, model.get_parameter(name).flatten().sort().values)
 
 
+def test_randomised_model_with_kept_attention_biases():
+    """TinyViT keeps tensors made of its biases, with their graph: they can't be copied, and aren't the shuffled model's."""
+    model = hilrp.load("zoo/tinyvit").model
+    x = torch.randn(1, 3, 128, 128)
+    model(x)
+    other = randomised(model, "all")
+    fresh = hilrp.load("zoo/tinyvit").model
+    fresh.load_state_dict(other.state_dict())
+    assert torch.equal(other(x), fresh(x))
+    assert not torch.allclose(other(x), model(x))
+
+
 def test_measures_leave_the_model_alone(context):
     method = methods.find("saliency")
     maps = method(context.loaded.model, context.inputs.x, context.inputs.labels)
@@ -250,6 +262,21 @@ def test_bootstrap_intervals_are_scipys():
     assert ours.high == pytest.approx(theirs.high, abs=0.05)
     assert estimate([]) is None
     assert estimate([None, float("nan"), 2.0]).mean == 2.0
+
+
+def test_last_column_counts_each_model_once():
+    cells = [
+        Cell("zoo/a", "saliency", "localisation", {"pointing": [1.0, 1.0, 1.0]}),
+        Cell("zoo/b", "saliency", "localisation", {"pointing": [0.0]}),
+        Cell("zoo/a", "grad-cam", "localisation", {"pointing": [1.0]}),
+        Cell("zoo/b", "grad-cam", "localisation", {}, undefined="no grid"),
+    ]
+    found = {row.name: row.overall for row in rows(tables(cells)["pointing"], 1)}
+    assert (found["saliency"].value.mean, found["saliency"].value.spread) == (0.5, 0.5)
+    assert found["grad-cam"].value is None
+    text = markdown(cells, "title", {})
+    assert "| Saliency | 1.00 [1.00, 1.00] | 0.00 | 0.50 ± 0.50 |" in text
+    assert "| Grad-CAM | 1.00 | – | – |" in text
 
 
 def test_tables_mark_best_and_worst_of_the_methods_that_look_at_the_model():

@@ -145,6 +145,8 @@ def randomised(model: nn.Module, part: str, seed: int = 0) -> nn.Module:
     ``part`` says of what: of the classifier (``"head"``), of that and the upper half of the layers (``"half"``), of everything
     (``"all"``), or of the layer in the middle alone (``"one"``).
     """
+    # Models that keep attention biases, which are made of parameters, drop them here: they can't be copied, and wouldn't be shuffled.
+    model.eval()
     changed = copy.deepcopy(model)
     layers = [m for m in changed.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     head = changed.get_classifier() if hasattr(changed, "get_classifier") else layers[-1]  # type: ignore[operator]

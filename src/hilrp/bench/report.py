@@ -101,6 +101,8 @@ SECTIONS = (
 )
 
 
+#: The heading of the last column: the mean and the standard deviation over the models.
+OVERALL = "all"
 #: What is shown of rule sets and gammas beside each other.
 RULES = Section(
     "Rules and gamma",
@@ -124,12 +126,13 @@ def split(cells: Iterable[Cell]) -> tuple[list[Cell], list[Cell]]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table as it is shown: a method's title, its kind, and a cell for each model."""
+    """A row of a table as it is shown: a method's title, its kind, a cell for each model, and one for all of them together."""
 
     name: str
     title: str
     kind: str
     cells: list[Shown]
+    overall: Shown
 
 
 @dataclass(frozen=True)
@@ -151,27 +154,32 @@ def rows(table: Table, better: int) -> list[Row]:
     """A table's rows: methods in their order, variants of rules after them, controls last."""
     kinds = {name: methods.find(name) for name in table.methods}
     judged = [name for name in table.methods if kinds[name].kind != "control"]
-    marks: dict[tuple[str, str], str] = {}
-    for model in table.models:
-        column = table.column(model, judged)
-        ends = sorted({better * value.mean for value in column.values()})
-        if better and len(ends) > 1:
-            for name, value in column.items():
-                place = better * value.mean
-                marks[model, name] = "best" if place == ends[-1] else "worst" if place == ends[0] else ""
+    marks = {model: _marks(table.column(model, judged), better) for model in table.models}
+    together = {name: value for name in table.methods if (value := table.over_models(name)) is not None}
+    best = _marks({name: value for name, value in together.items() if name in judged}, better)
     found = []
     for name in [*judged, *(n for n in table.methods if n not in judged)]:
         cells = [
             Shown(
                 table.cells.get((m, name)),
                 table.undefined.get((m, name), ""),
-                marks.get((m, name), ""),
+                marks[m].get(name, ""),
             )
             for m in table.models
         ]
+        overall = Shown(together.get(name), "it has no value on some of the models", best.get(name, ""))
         if any(cell.value is not None for cell in cells) or all(cell.why for cell in cells):
-            found.append(Row(name, kinds[name].title, kinds[name].kind, cells))
+            found.append(Row(name, kinds[name].title, kinds[name].kind, cells, overall))
     return found
+
+
+def _marks(column: dict[str, Estimate], better: int) -> dict[str, str]:
+    """The best and the worst values of a column, by method."""
+    ends = sorted({better * value.mean for value in column.values()})
+    if not better or len(ends) < 2:
+        return {}
+    words = {ends[0]: "worst", ends[-1]: "best"}
+    return {name: words.get(better * value.mean, "") for name, value in column.items()}
 
 
 def short(model: str) -> str:
@@ -206,10 +214,12 @@ def _section(section: Section, found: dict[str, Table]) -> list[str]:
     lines = [f"## {section.title}", "", section.text, ""] if present else []
     for name in present:
         table = found[name]
-        heads = [short(model) for model in table.models]
+        several = len(table.models) > 1
+        heads = [short(model) for model in table.models] + [OVERALL] * several
         lines += [f"**{name}**", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
         for row in rows(table, section.figures[name]):
-            lines.append(f"| {row.title} | " + " | ".join(_plain(cell) for cell in row.cells) + " |")
+            cells = [_plain(cell) for cell in row.cells] + [_plain(row.overall, overall=True)] * several
+            lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
         lines.append("")
     return lines
 
@@ -219,15 +229,17 @@ def _introduction(facts: dict[str, Any]) -> str:
     return (
         f"{effort.get('images')} images of {facts.get('data')}; hilrp {facts.get('hilrp')}, torch {facts.get('packages', {}).get('torch')}, "
         f"{facts.get('device')}. Means over images with 95 % bootstrap intervals. The best value of a column is bold, the worst in italics, of the methods that "
-        "look at the model; a dash is a method that has no meaning on the model."
+        "look at the model; a dash is a method that has no meaning on the model. The last column is the mean and the standard deviation over the models."
     )
 
 
-def _plain(cell: Shown) -> str:
+def _plain(cell: Shown, overall: bool = False) -> str:
     if cell.value is None:
         return "–" if cell.why else ""
     value = number(cell.value.mean)
-    if cell.value.count > 1:
+    if overall:
+        value += f" ± {number(cell.value.spread)}"
+    elif cell.value.count > 1:
         value += f" [{number(cell.value.low)}, {number(cell.value.high)}]"
     return {"best": f"**{value}**", "worst": f"*{value}*"}.get(cell.mark, value)
 

@@ -73,6 +73,11 @@ class Table:
         """The estimates of one model, of some methods."""
         return {m: self.cells[model, m] for m in among if (model, m) in self.cells}
 
+    def over_models(self, method: str) -> Estimate | None:
+        """The mean of a method over several models, each counted once; ``None`` unless it has a value on all of them."""
+        means = [self.cells[model, method].mean for model in self.models if (model, method) in self.cells]
+        return estimate(means) if len(means) == len(self.models) > 1 else None
+
 
 def tables(cells: Iterable[Cell]) -> dict[str, Table]:
     """All figures, by name."""

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hilrp.bench import methods
 from hilrp.bench.grid import Cell, Grid
-from hilrp.bench.report import RULES, SECTIONS, Shown, number, rows, short, split
+from hilrp.bench.report import OVERALL, RULES, SECTIONS, Shown, number, rows, short, split
 from hilrp.bench.summary import Table, tables
 from hilrp.pages.parts import image, page
 from hilrp.plotting import blend
@@ -27,8 +27,6 @@ table.grid tr.control td { color: var(--soft); background: #f3f5f7; } table.grid
 .card { overflow-x: auto; } .maps img { width: 84px; max-width: none; border-radius: 5px; } .maps td, .maps th { padding: 2px 3px; text-align: center; font-size: 12px; }
 .maps td:first-child { text-align: left; white-space: nowrap; padding-right: 10px; }
 """
-#: How many images' maps are shown.
-_IMAGES = 2
 
 
 def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: str) -> str:
@@ -40,7 +38,7 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{effort["images"]} images of {escape(str(facts["data"]))}; hilrp {facts["hilrp"]}, torch {facts["packages"]["torch"]}, {escape(str(facts["device"]))}. Means over images '
         "with 95 % bootstrap intervals. The best value of a column is bold, the worst underlined, of the methods that look at the model. A dash: the method has no meaning on "
-        "the model (hover for the reason). Grey: controls that look at no model.</p>",
+        "the model (hover for the reason). The last column: mean and standard deviation over the models. Grey: controls that look at no model.</p>",
     ]
     for section in SECTIONS:
         present = [name for name in section.figures if name in found]
@@ -66,22 +64,24 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
 
 
 def _table(table: Table, better: int, name: str) -> str:
-    head = "".join(f"<th>{escape(short(model))}</th>" for model in table.models)
+    several = len(table.models) > 1
+    head = "".join(f"<th>{escape(name)}</th>" for name in [*map(short, table.models), *[OVERALL] * several])
     lines = []
     for row in rows(table, better):
         kind = "control" if row.kind == "control" else "ours" if row.name == "hilrp" else ""
-        lines.append(
-            f'<tr class="{kind}"><td>{escape(row.title)}</td>{"".join(_cell(cell) for cell in row.cells)}</tr>'
-        )
+        cells = [_cell(cell) for cell in row.cells] + [_cell(row.overall, overall=True)] * several
+        lines.append(f'<tr class="{kind}"><td>{escape(row.title)}</td>{"".join(cells)}</tr>')
     return f'<div class="card"><table class="grid"><tr><th>{escape(name)}</th>{head}</tr>{"".join(lines)}</table></div>'
 
 
-def _cell(cell: Shown) -> str:
+def _cell(cell: Shown, overall: bool = False) -> str:
     if cell.value is None:
         return f'<td title="{escape(cell.why, quote=True)}">{"–" if cell.why else ""}</td>'
-    interval = (
-        f' <span class="ci">{number(cell.value.low)} – {number(cell.value.high)}</span>' if cell.value.count > 1 else ""
-    )
+    interval = ""
+    if overall:
+        interval = f' <span class="ci">± {number(cell.value.spread)}</span>'
+    elif cell.value.count > 1:
+        interval = f' <span class="ci">{number(cell.value.low)} – {number(cell.value.high)}</span>'
     return f'<td class="{cell.mark}">{number(cell.value.mean)}{interval}</td>'
 
 
