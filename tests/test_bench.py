@@ -26,7 +26,7 @@ from hilrp.errors import InputError
 from hilrp.scenes import Scenes
 from hilrp.scenes.folder import write
 
-EFFORT = Effort(images=3, few=2, runs=4, steps=4, shapley_images=2, permutations=2, cells=4)
+EFFORT = Effort(images=3, few=2, changed=2, runs=4, steps=4, shapley_images=2, permutations=2, cells=4)
 SMALL = Suite(
     ("zoo/resnet",),
     ("hilrp", "attnlrp", "rollout", "centre-gaussian"),

@@ -1,4 +1,4 @@
-"""The benchmark's methods against formulas written out by hand."""
+"""The benchmark's methods against captum and formulas written out by hand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import timm
 import torch
+from captum import attr
+from captum._utils.models.linear_model import SkLearnRidge
 from PIL import Image
 from torch.nn import functional as F
 
 import hilrp
 from hilrp.bench.methods import METHODS, Undefined, find, quantus_explain_func
+from hilrp.bench.methods.gradients import NOISE
 from hilrp.bench.methods.perturbation import grid, rise_masks
 from hilrp.errors import InputError
 from hilrp.scenes import Scenes
@@ -99,6 +102,50 @@ def test_smooth_grad_and_var_grad_by_hand(scene_inputs):
         stacked = torch.cat(gradients)
         assert len(stacked) == 6
         torch.testing.assert_close(found[0], by_hand(stacked).sum(0), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["smoothgrad", "vargrad", "gradient-shap"])
+def test_methods_under_noise_are_captums(name, scene_inputs, monkeypatch):
+    """captum gets the noise and the parts of the way that ours draws; it takes one image at a time."""
+    x, target = scene_inputs
+    model, samples = hilrp.load("zoo/tinyvit").model, 5
+    found = find(f"{name}:samples={samples}")(model, x, target)
+    chance = torch.Generator().manual_seed(0)
+    noise, parts = torch.randn(samples, *x.shape[1:], generator=chance), torch.rand(samples, generator=chance)
+    monkeypatch.setattr(torch, "normal", lambda mean, std: std * noise)
+    monkeypatch.setattr(np.random, "uniform", lambda low, high, count: parts.double().numpy())
+    for i in range(len(x)):
+        image, spread = x[i : i + 1], NOISE * float(x[i].max() - x[i].min())
+        if name == "gradient-shap":
+            dark = image.amin((2, 3), keepdim=True).expand_as(image)
+            theirs = attr.GradientShap(model).attribute(
+                image, dark, n_samples=samples, stdevs=spread, target=target[i : i + 1]
+            )
+        else:
+            tunnel = attr.NoiseTunnel(attr.Saliency(model))
+            theirs = tunnel.attribute(
+                image, nt_type=name, nt_samples=samples, stdevs=spread, target=target[i : i + 1], abs=False
+            )
+            theirs = theirs.abs()
+        torch.testing.assert_close(found[i], theirs[0].sum(0), rtol=1e-3, atol=1e-5)
+
+
+def test_lime_is_captums(scene_inputs):
+    """The same pictures are drawn; captum's is slow, since it makes and weighs them one by one."""
+    x, target = scene_inputs
+    model = hilrp.load("zoo/tinyvit").model
+    ours = find("lime:samples=80")(model, x, target)
+    cells = grid(128, 128, 8)
+    for i in range(len(x)):
+        torch.manual_seed(0)
+        theirs = attr.Lime(model, interpretable_model=SkLearnRidge(alpha=1.0)).attribute(
+            x[i : i + 1],
+            baselines=x[i : i + 1].mean((2, 3), keepdim=True).expand(1, 3, 128, 128),
+            target=target[i : i + 1],
+            feature_mask=cells[None, None],
+            n_samples=80,
+        )
+        torch.testing.assert_close(ours[i], theirs[0, 0], rtol=1e-3, atol=1e-4)
 
 
 def test_input_x_gradient_and_saliency(scene_inputs):

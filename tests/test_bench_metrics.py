@@ -143,7 +143,8 @@ def test_faithfulness_correlation_is_quantus(grey, monkeypatch):
         for i in range(3):
             dark = torch.where(chosen[i][:, None], x[i].min(), x[i])  # Quantus's "black"
             drops.append(net(x[i : i + 1])[0, target[i]] - net(dark)[:, target[i]])
-    monkeypatch.setattr(Subsets, "of", lambda self, i, height, width: chosen[i])
+    squares = chosen.flatten(2).nonzero()[:, 2].reshape(3, 30, 24)
+    monkeypatch.setattr(Subsets, "squares", lambda self, i, height, width: squares[i])
     ours = faithfulness_correlation(maps, Subsets(24, 1, 30), torch.stack(drops))
     np.testing.assert_allclose(ours, expected, atol=1e-4)
 
@@ -151,7 +152,7 @@ def test_faithfulness_correlation_is_quantus(grey, monkeypatch):
 def test_subsets(net, batch):
     x, target, *_ = batch
     subsets = Subsets(size=3, cell=4, runs=5)
-    chosen = torch.stack([subsets.of(i, 16, 16) for i in range(3)])
+    chosen = torch.stack([subsets.masks(i, 16, 16) for i in range(3)])
     assert chosen.shape == (3, 5, 16, 16)
     assert (chosen.flatten(2).sum(2) == 48).all()
     cells = chosen.unfold(2, 4, 4).unfold(3, 4, 4).flatten(4)
@@ -162,8 +163,8 @@ def test_subsets(net, batch):
         changed = torch.where(chosen[1, 2], torch.zeros(()), x[1])
         expected = net(x[1:2])[0, 2] - net(changed[None])[0, 2]
     assert float(drops[1, 2]) == pytest.approx(float(expected), abs=1e-5)
-    assert subsets.of(0, 18, 17).shape == (5, 18, 17)
-    assert torch.equal(subsets.of(1, 16, 16), chosen[1])
+    assert subsets.masks(0, 18, 17).shape == (5, 18, 17)
+    assert torch.equal(subsets.masks(1, 16, 16), chosen[1])
 
 
 def test_flipping_is_quantus(grey):

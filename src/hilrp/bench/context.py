@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hilrp.bench.batches import scores
 from hilrp.bench.data import Inputs
 from hilrp.bench.methods.perturbation import grid
-from hilrp.bench.metrics.faithfulness import Subsets, scores, subset_drops
+from hilrp.bench.metrics.faithfulness import Subsets, subset_drops
 from hilrp.bench.metrics.shapley import shapley_values
 from hilrp.files import write_whole
 from hilrp.libraries.loaded import Loaded
@@ -26,6 +27,7 @@ class Effort:
     Attributes:
         images: How many images.
         few: On how many of them what needs the method again is measured (other classes, random weights, shifts).
+        changed: On how many of them the score of changed pictures is looked at for each method (Faithfulness Correlation, pixel flipping).
         runs: Random subsets of Faithfulness Correlation.
         steps: Of pixel flipping.
         shapley_images, permutations: Of Shapley values: images and permutations.
@@ -37,6 +39,7 @@ class Effort:
 
     images: int
     few: int
+    changed: int
     runs: int
     steps: int
     shapley_images: int
@@ -61,6 +64,12 @@ class Context:
     def baseline(self) -> Tensor:
         """Each image's mean colour: what is put where a pixel is taken away."""
         return self.inputs.x.mean((2, 3), keepdim=True).expand_as(self.inputs.x)
+
+    @property
+    def changed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The images whose changed pictures are looked at, their classes and baselines."""
+        count = self.effort.changed
+        return self.inputs.x[:count], self.inputs.labels[:count], self.baseline[:count]
 
     @cached_property
     def score(self) -> Tensor:
@@ -97,11 +106,11 @@ class Context:
         return own if isinstance(own, int) and own >= 8 else side
 
     def subset_drops(self, subsets: Subsets) -> Tensor:
-        """What the score loses without each of some random subsets of pixels."""
-        x, labels = self.inputs.x, self.inputs.labels
+        """What the score of the first images loses without each of some random subsets of pixels."""
+        x, labels, baseline = self.changed
 
         def make() -> dict[str, np.ndarray]:
-            return {"drops": subset_drops(self.loaded.model, x, labels, self.baseline, subsets).cpu().numpy()}
+            return {"drops": subset_drops(self.loaded.model, x, labels, baseline, subsets).cpu().numpy()}
 
         return torch.from_numpy(self._keep(f"subsets-{subsets.cell}", make)["drops"]).to(x.device)
 

@@ -31,6 +31,9 @@ from hilrp.tree import jsonable
 
 #: How many images' maps the report shows.
 SHOWN = 2
+#: What figures are made by, besides the engine.
+_CODE = ("scenes/*.py", "bench/methods/*.py", "bench/metrics/*.py",
+         "bench/batches.py", "bench/context.py", "bench/data.py", "bench/measures.py")  # fmt: skip
 
 
 class Logits(nn.Module):
@@ -79,7 +82,8 @@ class Grid:
 
     def _check_settings(self) -> None:
         """Cells of one folder must be comparable: the same data, effort, device and code."""
-        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "device": self.device, "code": source()}
+        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "device": self.device}
+        found["code"] = source(*_CODE)
         self._refuse(
             self.folder / "settings.json", json.loads(json.dumps(found)), "other settings or another version of hilrp"
         )

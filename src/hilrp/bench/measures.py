@@ -69,15 +69,16 @@ def _faithfulness(context: Context, method: Method, maps: Tensor) -> Figures:
         "pixels": Subsets(min(224, height * width // 4), 1, context.effort.runs),
         "patches": Subsets(max(1, (height // patch) * (width // patch) // 10), patch, context.effort.runs),
     }
+    some = maps[: context.effort.changed]
     return {
-        f"faithfulness correlation ({name})": faithfulness_correlation(maps, subsets, context.subset_drops(subsets))
+        f"faithfulness correlation ({name})": faithfulness_correlation(some, subsets, context.subset_drops(subsets))
         for name, subsets in kinds.items()
     }
 
 
 def _flipping(context: Context, method: Method, maps: Tensor) -> Figures:
-    inputs = context.inputs
-    return flip_areas(context.loaded.model, inputs.x, inputs.labels, maps, context.baseline, context.effort.steps)
+    x, labels, baseline = context.changed
+    return flip_areas(context.loaded.model, x, labels, maps[: len(x)], baseline, context.effort.steps)
 
 
 def _shapley(context: Context, method: Method, maps: Tensor) -> Figures:

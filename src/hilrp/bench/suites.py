@@ -47,9 +47,11 @@ _CHEAP = {
 _QUICK = tuple(_CHEAP.get(name, name) for name in _ALL)
 
 _SIZES = {
-    "quick": Effort(images=6, few=2, runs=30, steps=6, shapley_images=3, permutations=4, cells=8, again=False),
-    "paper": Effort(images=100, few=20, runs=100, steps=16, shapley_images=50, permutations=64, cells=8),
-    "real": Effort(images=400, few=20, runs=100, steps=16, shapley_images=25, permutations=32, cells=8),
+    "quick": Effort(
+        images=6, few=2, changed=6, runs=30, steps=6, shapley_images=3, permutations=4, cells=8, again=False
+    ),
+    "paper": Effort(images=100, few=20, changed=100, runs=100, steps=16, shapley_images=50, permutations=64, cells=8),
+    "real": Effort(images=400, few=20, changed=100, runs=100, steps=16, shapley_images=25, permutations=32, cells=8),
 }
 SUITES = ("quick", "paper", "real", "real-masks")
 _REAL = {

@@ -31,10 +31,15 @@ def versions() -> dict[str, str]:
     return {"hilrp": hilrp.__version__, "torch": torch.__version__} | found
 
 
-def source() -> str:
-    """A fingerprint of the code that makes explanations: rows of different code aren't mixed either."""
+def source(*others: str) -> str:
+    """A fingerprint of the code that makes explanations: rows of different code aren't mixed either.
+
+    Args:
+        others: Patterns of further files of the package that count.
+    """
     package = Path(hilrp.__file__).parent
-    files = sorted([*package.glob("*.py"), *package.glob("primitives/*.py"), *package.glob("libraries/*.py")])
+    patterns = ("*.py", "primitives/*.py", "libraries/*.py", *others)
+    files = sorted(file for pattern in patterns for file in package.glob(pattern))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 

@@ -6,24 +6,16 @@ the map (the random subsets of Faithfulness Correlation), it is computed once fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from hilrp.targets import logits_of
-
-_BATCH = 128
-
-
-def scores(model: nn.Module, pictures: Tensor, target: Tensor) -> Tensor:
-    """The logits of the classes ``target``, one for each picture, without a graph."""
-    with torch.no_grad():
-        parts = [
-            logits_of(model(p)).gather(1, t[:, None])[:, 0]
-            for p, t in zip(pictures.split(_BATCH), target.split(_BATCH), strict=True)
-        ]
-    return torch.cat(parts)
+from hilrp.bench.batches import scores, without_graph
 
 
 @dataclass(frozen=True)
@@ -42,15 +34,21 @@ class Subsets:
     runs: int
     seed: int = 0
 
-    def of(self, i: int, height: int, width: int) -> Tensor:
+    @lru_cache(maxsize=2048)  # noqa: B019 - a frozen value without a life of its own
+    def squares(self, i: int, height: int, width: int) -> Tensor:
+        """The numbers of the squares in each subset of image ``i``, row by row, ``[runs,size]``."""
+        count = (height // self.cell) * (width // self.cell)
+        chance = np.random.default_rng([self.seed, i])
+        chosen = [chance.choice(count, self.size, replace=False, shuffle=False) for _ in range(self.runs)]
+        return torch.from_numpy(np.stack(chosen))
+
+    def masks(self, i: int, height: int, width: int) -> Tensor:
         """The subsets of image ``i``, ``[runs,height,width]``."""
         rows, columns = height // self.cell, width // self.cell
-        chance = torch.Generator().manual_seed(1_000_003 * self.seed + i)
-        order = torch.rand(self.runs, rows * columns, generator=chance).argsort(1)
-        chosen = torch.zeros(self.runs, rows * columns, dtype=torch.bool).scatter_(1, order[:, : self.size], True)
-        chosen = chosen.reshape(self.runs, rows, columns)
+        chosen = torch.zeros(self.runs, rows * columns, dtype=torch.bool)
+        chosen = chosen.scatter_(1, self.squares(i, height, width), True).reshape(self.runs, rows, columns)
         chosen = chosen.repeat_interleave(self.cell, 1).repeat_interleave(self.cell, 2)
-        return nn.functional.pad(chosen, (0, width - columns * self.cell, 0, height - rows * self.cell))
+        return F.pad(chosen, (0, width - columns * self.cell, 0, height - rows * self.cell))
 
 
 def subset_drops(model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, subsets: Subsets) -> Tensor:
@@ -60,21 +58,39 @@ def subset_drops(model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, 
     tokens go.
     """
     before = scores(model, x, target)
-    drops = []
-    for i in range(len(x)):
-        chosen = subsets.of(i, *x.shape[-2:]).to(x.device)
-        pictures = torch.where(chosen[:, None], baseline[i], x[i])
-        drops.append(before[i] - scores(model, pictures, target[i].expand(subsets.runs)))
-    return torch.stack(drops)
+    gone = (subsets.masks(i, *x.shape[-2:]).to(x.device) for i in range(len(x)))
+    return before[:, None] - _without(model, x, target, baseline, gone, subsets.runs)
 
 
 def faithfulness_correlation(maps: Tensor, subsets: Subsets, drops: Tensor) -> Tensor:
     """The correlation, over random subsets of pixels, of their relevance with what the score loses without them."""
-    found = []
-    for i, values in enumerate(maps):
-        relevance = subsets.of(i, *maps.shape[-2:]).to(maps.device).flatten(1).double() @ values.flatten().double()
-        found.append(pearson(relevance, drops[i].double()))
-    return torch.stack(found).to(maps)
+    height, width = maps.shape[-2:]
+    sums = F.avg_pool2d(maps.double()[:, None], subsets.cell, divisor_override=1).flatten(1)
+    squares = torch.stack([subsets.squares(i, height, width) for i in range(len(maps))]).to(maps.device)
+    relevance = sums[:, None].expand(-1, subsets.runs, -1).gather(2, squares).sum(2)
+    return pearson(relevance, drops.double()).to(maps)
+
+
+def _without(
+    model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, gone: Iterable[Tensor], each: int
+) -> Tensor:
+    """The scores of every image without each of some pixels, ``[B,each]``, for as many images at once as fit.
+
+    Args:
+        model: The model.
+        x: Images.
+        target: Their classes.
+        baseline: What is there instead.
+        gone: For each image, the pixels that are gone, ``[each,H,W]``.
+        each: How many pictures are made of an image.
+    """
+    size = max(1, without_graph(x.device) // each)
+    found, chosen = [], iter(gone)
+    for part, labels, instead in zip(x.split(size), target.split(size), baseline.split(size), strict=True):
+        masks = torch.stack([next(chosen) for _ in part])
+        pictures = torch.where(masks[:, :, None], instead[:, None], part[:, None]).flatten(0, 1)
+        found.append(scores(model, pictures, labels.repeat_interleave(each)).unflatten(0, (len(part), each)))
+    return torch.cat(found)
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
@@ -95,12 +111,8 @@ def flipping(
     order = maps.flatten(1).argsort(dim=1, descending=most_first, stable=True)
     rank = torch.empty_like(order).scatter_(1, order, torch.arange(height * width, device=x.device).expand(count, -1))
     limits = torch.linspace(0, height * width, steps + 1, device=x.device).round()
-    gone = rank[:, None] < limits[None, :, None]
-    curves = []
-    for i in range(count):
-        pictures = torch.where(gone[i].reshape(-1, 1, height, width), baseline[i], x[i])
-        curves.append(scores(model, pictures, target[i].expand(steps + 1)))
-    return torch.stack(curves)
+    gone = (each[None] < limits[:, None, None] for each in rank.reshape(count, height, width))
+    return _without(model, x, target, baseline, gone, steps + 1)
 
 
 def flip_areas(

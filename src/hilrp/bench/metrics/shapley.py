@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hilrp.bench.metrics.faithfulness import pearson, scores
+from hilrp.bench.batches import scores, without_graph
+from hilrp.bench.metrics.faithfulness import pearson
 
 
 def shapley_values(
@@ -28,15 +29,16 @@ def shapley_values(
     count = int(segments.max()) + 1
     chance = torch.Generator().manual_seed(seed)
     values = torch.zeros(count, dtype=torch.float64, device=x.device)
-    orders = [torch.randperm(count, generator=chance) for _ in range((permutations + 1) // 2)]
-    orders = [each for order in orders for each in (order, order.flip(0))][:permutations]
-    for order in orders:
-        place = torch.empty(count, dtype=torch.long).scatter_(0, order, torch.arange(count)).to(x.device)
-        # Picture k holds the first k segments of the order.
-        there = place[segments][None] < torch.arange(count + 1, device=x.device)[:, None, None]
-        pictures = torch.where(there[:, None], x, baseline)
-        gains = scores(model, pictures, target.expand(count + 1)).double().diff()
-        values.index_add_(0, order.to(x.device), gains)
+    drawn = [torch.randperm(count, generator=chance) for _ in range((permutations + 1) // 2)]
+    orders = torch.stack([each for order in drawn for each in (order, order.flip(0))][:permutations]).to(x.device)
+    steps = torch.arange(count + 1, device=x.device)
+    for part in orders.split(max(1, without_graph(x.device) // (count + 1))):
+        place = torch.empty_like(part).scatter_(1, part, steps[:-1].expand_as(part))
+        # Picture k of an order holds its first k segments.
+        there = place[:, None, segments] < steps[None, :, None, None]
+        pictures = torch.where(there.flatten(0, 1)[:, None], x, baseline)
+        score = scores(model, pictures, target.expand(len(pictures))).double()
+        values.index_add_(0, part.flatten(), score.unflatten(0, (len(part), count + 1)).diff().flatten())
     return values / len(orders)
 
 

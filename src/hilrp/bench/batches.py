@@ -1,0 +1,51 @@
+"""How many pictures go through a model at once: what a processor's memory holds, and what keeps a GPU busy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.targets import logits_of
+
+
+def without_graph(device: torch.device) -> int:
+    """Pictures at once where nothing is kept for a backward pass."""
+    return 512 if device.type == "cuda" else 128
+
+
+def with_graph(device: torch.device) -> int:
+    """Pictures at once where everything is kept."""
+    return 256 if device.type == "cuda" else 32
+
+
+def scores(model: nn.Module, pictures: Tensor, target: Tensor) -> Tensor:
+    """The logits of the classes ``target``, one for each picture, without a graph."""
+    size = without_graph(pictures.device)
+    with torch.no_grad(), _fast():
+        parts = [
+            logits_of(model(p)).gather(1, t[:, None])[:, 0]
+            for p, t in zip(pictures.split(size), target.split(size), strict=True)
+        ]
+    return torch.cat(parts)
+
+
+@contextmanager
+def _fast() -> Iterator[None]:
+    """Products in TensorFloat-32 where a GPU has it: what millions of changed pictures score needs no more digits than that."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def gradients(model: nn.Module, pictures: Tensor, target: Tensor) -> Tensor:
+    """The gradients of the logits of the classes ``target``, one for each picture."""
+    leaf = pictures.detach().requires_grad_()
+    with torch.enable_grad():
+        score = logits_of(model(leaf)).gather(1, target[:, None]).sum()
+        return torch.autograd.grad(score, leaf)[0]
