@@ -73,7 +73,7 @@ class Grid:
     Args:
         suite: What is run.
         folder: Where cells, maps and what they share are kept. A run with other settings into the same folder is refused.
-        device: Where the models are put.
+        device: Where the models are put. All that is drawn by chance is the same everywhere; only times are of one device.
     """
 
     def __init__(self, suite: Suite, folder: Path, device: str = "cpu") -> None:
@@ -81,9 +81,8 @@ class Grid:
         self._check_settings()
 
     def _check_settings(self) -> None:
-        """Cells of one folder must be comparable: the same data, effort, device and code."""
-        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "device": self.device}
-        found["code"] = source(*_CODE)
+        """Cells of one folder must be comparable: the same data, effort and code."""
+        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "code": source(*_CODE)}
         self._refuse(
             self.folder / "settings.json", json.loads(json.dumps(found)), "other settings or another version of hilrp"
         )
@@ -208,7 +207,8 @@ class Grid:
         return self.folder.joinpath("cells", *(re.sub(r"[^\w.+=-]+", "_", name) for name in names))
 
     def _path(self, model: str, method: str, measure: str) -> Path:
-        return self._place(model, method) / f"{measure}.json"
+        name = f"{measure}-{torch.device(self.device).type}" if MEASURES[measure].timed else measure
+        return self._place(model, method) / f"{name}.json"
 
     def _stored(self, model: str, method: str, measure: str) -> bool:
         return self._path(model, method, measure).is_file()

@@ -31,11 +31,13 @@ class Measure:
         name: Its name on the command line.
         function: What it does.
         scenes: Whether it needs scenes.
+        timed: Whether it is of a device, and not of the method alone.
     """
 
     name: str
     function: Callable[[Context, Method, Tensor], Figures]
     scenes: bool = False
+    timed: bool = False
 
 
 def _localisation(context: Context, method: Method, maps: Tensor) -> Figures:
@@ -258,6 +260,6 @@ MEASURES = {
         Measure("sanity", _sanity),
         Measure("equivariance", _equivariance),
         Measure("misclassified", _misclassified),
-        Measure("cost", _cost),
+        Measure("cost", _cost, timed=True),
     )
 }

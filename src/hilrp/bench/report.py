@@ -189,7 +189,9 @@ def short(model: str) -> str:
 
 def number(value: float) -> str:
     """A figure as it is printed: as many digits as can be read."""
-    if value and (abs(value) < 0.005 or abs(value) >= 1000):
+    if abs(value) < 1e-12:  # rounding
+        return "0.00"
+    if abs(value) < 0.005 or abs(value) >= 1000:
         return f"{value:.0e}"
     return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,9 +43,15 @@ def estimate(values: Iterable[float | None], median: bool = False, seed: int = 0
         >>> estimate([1.0, 1.0]).mean
         1.0
     """
-    known = np.array([v for v in values if v is not None and np.isfinite(v)], dtype=float)
-    if not len(known):
+    return _estimate(tuple(v for v in values if v is not None and np.isfinite(v)), median, seed)
+
+
+@lru_cache(maxsize=100_000)
+def _estimate(values: tuple[float, ...], median: bool, seed: int) -> Estimate | None:
+    """The same values are asked for by the page, the text and the data of a report."""
+    if not values:
         return None
+    known = np.array(values)
     chance = np.random.default_rng(seed)
     middle = np.median if median else np.mean
     means = middle(known[chance.integers(len(known), size=(_RESAMPLES, len(known)))], axis=1)
