@@ -87,16 +87,18 @@ class Table:
 
 
 def tables(cells: Iterable[Cell]) -> dict[str, Table]:
-    """All figures, by name."""
-    found: dict[str, Table] = {}
+    """All figures, by name; each with the models that have it."""
     cells = list(cells)
-    models = list(dict.fromkeys(cell.model for cell in cells))
+    values: dict[str, dict[tuple[str, str], Estimate]] = {}
+    for cell in cells:
+        for name, figures in cell.figures.items():
+            value = estimate(figures, name.startswith(_MEDIANS))
+            if value is not None:
+                values.setdefault(name, {})[cell.model, cell.method] = value
     methods = list(dict.fromkeys(cell.method for cell in cells))
     undefined = {(c.model, c.method): c.undefined for c in cells if c.undefined is not None}
-    for cell in cells:
-        for name, values in cell.figures.items():
-            table = found.setdefault(name, Table(name, models, methods, {}, undefined))
-            value = estimate(values, name.startswith(_MEDIANS))
-            if value is not None:
-                table.cells[cell.model, cell.method] = value
+    found = {}
+    for name, known in values.items():
+        models = [model for model in dict.fromkeys(c.model for c in cells) if any(model == m for m, _ in known)]
+        found[name] = Table(name, models, methods, known, undefined)
     return found

@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -20,13 +21,15 @@ from hilrp.plotting import blend
 
 _STYLE = """
 table.grid { font-size: 13.5px; } table.grid th, table.grid td { padding: 3px 10px; text-align: right; white-space: nowrap; }
-table.grid td:first-child, table.grid th:first-child { text-align: left; }
-table.grid .ci { color: var(--soft); font-size: 11px; }
+table.grid td:first-child, table.grid th:first-child { text-align: left; position: sticky; left: 0; background: inherit; } table.grid tr { background: #fff; }
+table.grid .ci { color: var(--soft); font-size: 11px; display: block; }
 table.grid .best { font-weight: 700; } table.grid .worst { text-decoration: underline; text-decoration-color: #c00020; text-underline-offset: 3px; }
 table.grid tr.control td { color: var(--soft); background: #f3f5f7; } table.grid tr.ours td:first-child { font-weight: 700; }
 .card { overflow-x: auto; } .maps img { width: 84px; max-width: none; border-radius: 5px; } .maps td, .maps th { padding: 2px 3px; text-align: center; font-size: 12px; }
 .maps td:first-child { text-align: left; white-space: nowrap; padding-right: 10px; }
 """
+#: Of the lines of a figure, one for each model.
+_COLOURS = [colormaps["tab20"](i) for i in (*range(0, 20, 2), *range(1, 20, 2))]
 
 
 def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: str) -> str:
@@ -117,6 +120,7 @@ def _traces(cells: Sequence[Cell]) -> str:
     """The sum of relevance at each stage relative to the score, from the input to the last stage, under HiLRP."""
     drawing = Figure(figsize=(8, 3.2), layout="constrained")
     axis = drawing.subplots()
+    axis.set_prop_cycle(color=_COLOURS)
     for cell in cells:
         stages = [values for name, values in cell.figures.items() if name.startswith("trace ")]
         if cell.method == "hilrp" and stages:
@@ -166,6 +170,7 @@ def _gammas(found: dict[str, Table]) -> str:
     axes = drawing.subplots(1, len(figures), squeeze=False)[0]
     for axis, figure in zip(axes, figures, strict=True):
         table = found[figure]
+        axis.set_prop_cycle(color=_COLOURS)
         for model in table.models:
             points = [(g, table.cells[model, names[g]].mean) for g in sorted(names) if (model, names[g]) in table.cells]
             if points:
