@@ -124,8 +124,8 @@ class TestBadInput:
             hilrp.explain(lambda x: x, X)
         with raises(hilrp.InputError, "'magic' is not a rule"):
             hilrp.register(torch.special.i0, "magic")
-        with raises(hilrp.InputError, "reference"):
-            hilrp.explain(self.model, X, 0, reference=X)
+        with raises(hilrp.InputError, "choose from neutral"):
+            hilrp.explain(self.model, X, 0, reference="magic")
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])

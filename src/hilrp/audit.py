@@ -184,8 +184,8 @@ class _Auditor(Explainer):
         if str(error) not in self.problems:
             self.problems.append(str(error))
 
-    def _run(self, *args: Any) -> Pass:
-        run = super()._run(*args)
+    def _run(self, *args: Any, **options: Any) -> Pass:
+        run = super()._run(*args, **options)
         self.counts, self.gates, self.dtypes = run.engine.counts, run.engine.gates, run.engine.dtypes
         return run
 

@@ -26,6 +26,7 @@ from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
+from hilrp.primitives.secant import rule_for
 from hilrp.products import held_fixed, keeps_mixed_values
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
@@ -43,8 +44,7 @@ class Engine(TorchFunctionMode):
         books: Where constants' shares are entered.
         on_problem: Called with an `AuditError` for an operation without a rule; it raises, warns or ignores.
         on_module: Called with (path, module, output) after each module.
-        record: Only record a reference pass: no rules, no graph; `recording` holds the calls in order.
-        reference: A recording to replay: each rule is handed the same call as it ran there.
+        relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its secant form.
         inspect: Called with each operation's output.
     """
 
@@ -55,8 +55,7 @@ class Engine(TorchFunctionMode):
         books: Books,
         on_problem: Callable[[AuditError], None],
         on_module: Callable[[str, nn.Module, Any], None] | None = None,
-        record: bool = False,
-        reference: list[Reference] | None = None,
+        relative: bool = False,
         inspect: Callable[[Site, Tensor], None] | None = None,
     ) -> None:
         super().__init__()
@@ -66,9 +65,8 @@ class Engine(TorchFunctionMode):
         self.notes: Counter[str] = Counter()
         self.gates: Counter[str] = Counter()
         self.dtypes: set[torch.dtype] = set()
-        self.recording: list[Reference] | None = [] if record else None
+        self.relative = relative
         self._on_problem, self._on_module = on_problem, on_module
-        self._reference = iter(reference) if reference is not None else None
         self.tracker = Tracker()
         self._modules = ModuleWatch(model, self._enter_module, self._leave_module)
         self._opaque: tuple[nn.Module, tuple[Any, ...]] | None = None
@@ -160,6 +158,8 @@ class Engine(TorchFunctionMode):
         elif name in SHAPED_BY_SECOND:
             varying = [t for t in varying if t is operands[0]]
         if not varying:
+            if self.relative and name not in CREATION and any(self.tracker.reference(t) is not None for t in operands):
+                return self._run_on_choices(func, args, kwargs)
             if any(t.requires_grad for t in operands):
                 with torch.no_grad():
                     return func(*args, **kwargs)
@@ -178,8 +178,12 @@ class Engine(TorchFunctionMode):
 
     def run(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         """Runs an operation with its rule, or without a graph where none is wanted."""
-        if self.recording is not None or not torch.is_grad_enabled():
-            return self._run_without_graph(func, name, args, kwargs, row, varying)
+        if self.relative and not torch.is_grad_enabled():
+            # What the model takes no gradient of depends on the input all the same.
+            with torch.enable_grad():
+                return self._run_rule(func, name, args, kwargs, row, varying)
+        if not torch.is_grad_enabled():
+            return self._run_without_graph(func, args, kwargs, row, varying)
         return self._run_rule(func, name, args, kwargs, row, varying)
 
     def _current(self, tensor: Tensor) -> Tensor:
@@ -203,23 +207,33 @@ class Engine(TorchFunctionMode):
         self.tracker.track(tensor, Level.SIGNAL, None)
         return True
 
-    def _run_without_graph(
-        self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]
-    ) -> Any:
+    def _run_without_graph(self, func: Any, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         with torch.no_grad():
             out = func(*args, **kwargs)
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
                 self.tracker.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
-        if row is not None and isinstance(row.rule, Surrogate):
-            # Recorded and replayed as the operations that it is made of.
-            with self:
-                row.rule.function(*args, **kwargs)
-        elif row is not None and self.recording is not None:
-            self.recording.append(Reference(name, *map_tensors(Tensor.detach, (args, kwargs, out))))
-        elif row is not None and self._reference is not None:
-            self._next_reference(name)
         return out
+
+    def _run_on_choices(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on masks and indices alone: it carries no relevance, but is another one on the reference."""
+        with torch.no_grad():
+            out = func(*args, **kwargs)
+            self._refer(
+                out,
+                func(*map_tensors(self.tracker.on_reference, args), **map_tensors(self.tracker.on_reference, kwargs)),
+            )
+        return out
+
+    def _refer(self, out: Any, reference: Any) -> None:
+        for t, t0 in zip(tensors(out), tensors(reference), strict=True):
+            if t.shape != t0.shape:
+                raise ModelError(
+                    f"The model took another way on the reference than on the input: at {self.path or '(model)'} a result has the shape "
+                    f"{tuple(t.shape)} there and {tuple(t0.shape)} here. Use a reference of the same shape, and a model whose control flow "
+                    "doesn't depend on pixel values."
+                )
+            self.tracker.refer(t, t0)
 
     def _run_rule(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         messages.check_randomness(name, args, kwargs, self.module, self.path)
@@ -232,8 +246,7 @@ class Engine(TorchFunctionMode):
         composite = row is not None and isinstance(row.rule, Surrogate)
         tapped = self.books.itemised and not composite
         own_args, own_kwargs = map_tensors(self._operand(site if tapped else None), (args, kwargs))
-        replayed = self._reference is not None and row is not None and not composite
-        reference = self._next_reference(name) if replayed else None
+        reference = self._on_reference(func, args, kwargs) if self.relative and not composite else None
         call = Call(
             func,
             name,
@@ -253,14 +266,18 @@ class Engine(TorchFunctionMode):
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
         else:
-            out = row.rule(call)
+            out = (row.rule if reference is None else rule_for(name, row.rule))(call)
+        if reference is not None:
+            self._refer(out, reference.output)
         if name in ("linear", "matmul") and _folds(varying, tensors((args, kwargs))):
             with torch.no_grad():
                 exact = func(*args, **kwargs)
             out = linearised(out, exact)
+            if reference is not None:
+                self._refer(out, reference.output)
         if row is not None or any(t.requires_grad for t in tensors(out)):
             self._count(row, name, varying)
-        if row is not None and self.rules.attention == "cp":
+        if row is not None and self.rules.attention == "cp" and not self.relative:
             self._note_product(row, call, out, varying)
         level = self._output_level(row, call, varying)
         for t in tensors(out):
@@ -275,7 +292,7 @@ class Engine(TorchFunctionMode):
             if self._inspect is not None:
                 self._inspect(site, t)
             if self.books.itemised and t.requires_grad:
-                self.books.measure(t, 1, site, self.tracker.layout(t))
+                self.books.measure(t, 1, site, self.tracker.layout(t), self.tracker.reference(t))
         return out
 
     def _operand(self, site: Site | None) -> Callable[[Tensor], Tensor]:
@@ -290,7 +307,7 @@ class Engine(TorchFunctionMode):
                 return t
             tap = torch.ops.aten.alias(t)
             self.tracker.track(tap, info.level, info.layout)
-            self.books.measure(tap, -1, site, info.layout)
+            self.books.measure(tap, -1, site, info.layout, self.tracker.reference(t))
             return tap
 
         return own
@@ -306,11 +323,13 @@ class Engine(TorchFunctionMode):
         if self.books.itemised:
             for _, s in pairs:
                 if s.requires_grad:
-                    self.books.measure(s, -1, site, self.tracker.layout(s))
+                    self.books.measure(s, -1, site, self.tracker.layout(s), self.tracker.reference(s))
         carried = {}
         for v, s in pairs:
             carried[id(v)] = out = linearised(s, v)
             self.tracker.track(out, self.tracker.level(s), self.tracker.layout(s))
+            if self.relative:
+                self.tracker.refer(out, self.tracker.on_reference(s))
         return map_tensors(lambda t: carried[id(t)], value)
 
     def _count(self, row: Row | None, name: str, varying: list[Tensor]) -> None:
@@ -375,18 +394,14 @@ class Engine(TorchFunctionMode):
         self._sites[path, name] += 1
         return Site(path, name, self._sites[path, name])
 
-    # Reference passes -----------------------------------------------------------------------------------------------
+    # References -----------------------------------------------------------------------------------------------------
 
-    def _next_reference(self, name: str) -> Reference:
-        assert self._reference is not None
-        reference = next(self._reference, None)
-        if reference is None or reference.name != name:
-            raise ModelError(
-                f"The model took another way on the reference than on the input: at {self.path or '(model)'} it ran "
-                f"`{name}`, the reference pass had `{'nothing more' if reference is None else reference.name}`. "
-                "Use a reference of the same shape, and a model whose control flow doesn't depend on pixel values."
-            )
-        return reference
+    def _on_reference(self, func: Any, args: Any, kwargs: Any) -> Reference:
+        """The same operation on the reference."""
+        changed = [self.tracker.reference(t) is not None for t in tensors((args, kwargs))]
+        args, kwargs = map_tensors(self.tracker.on_reference, (args, kwargs))
+        with torch.no_grad():
+            return Reference(tensors((args, kwargs)), changed, func(*args, **kwargs))
 
 
 def _folds(varying: list[Tensor], operands: Iterable[Tensor]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from hilrp.checks import check_input, check_model, tolerance, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
-from hilrp.explanation import Explanation
+from hilrp.explanation import Explanation, mean_of
 from hilrp.ledger import Books, Ledger, Site
 from hilrp.passes import Pass
+from hilrp.references import Question, Reference, find
 from hilrp.rules import Rules
 from hilrp.stages import find_stages
 from hilrp.targets import Contrast, Target
@@ -27,7 +29,7 @@ def explain(
     x: Any,
     target: Target | Contrast = None,
     rules: str | Rules = "hilrp",
-    reference: None = None,
+    reference: Any = None,
     audit: Audit = "strict",
     stages: str | Sequence[str] | None = "auto",
     itemised: bool = False,
@@ -41,7 +43,9 @@ def explain(
         target: What to explain: ``None`` for the predicted class, a class index, one per sample, a
             `hilrp.targets.Contrast`, or a function of the model's output that returns one scalar per sample.
         rules: A preset's name or a `Rules`.
-        reference: Reserved for explanations relative to a reference input; leave it at ``None``.
+        reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``, ``"blurred"``, a number, an
+            input like ``x``, one of `hilrp.references`, or a list of several to average over. The pixels then hold
+            ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score.
         audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
         stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``.
         itemised: Keep the books per operation, not only in total. Slower.
@@ -72,7 +76,7 @@ class Explainer:
         self,
         model: nn.Module,
         rules: str | Rules = "hilrp",
-        reference: None = None,
+        reference: Any = None,
         audit: Audit = "strict",
         stages: str | Sequence[str] | None = "auto",
         itemised: bool = False,
@@ -85,12 +89,12 @@ class Explainer:
             )
         if audit not in ("strict", "warn", "off"):
             raise InputError(f'audit={audit!r}: use "strict", "warn" or "off".')
-        if reference is not None:
-            raise InputError(
-                "reference: explanations relative to a reference input aren't available; leave it at None."
-            )
         self.model = unwrap(model)
         self.rules = Rules.named(rules)
+        if reference is not None or self.rules.constants == "reference":
+            self.rules = replace(self.rules, constants="reference")
+            reference = find("neutral" if reference is None else reference)
+        self.reference: Reference | None = reference
         self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
@@ -103,13 +107,20 @@ class Explainer:
         """Explains a batch. See `explain`."""
         batch = check_input(x)
         check_model(self.model)
-        run = self._run(x, target, batch, Books(batch, self.itemised), self.stages)
+        if self.reference is None:
+            return self._explain(x, target, batch, None)
+        question = Question(self.model, x, target, batch).settled()
+        found = [self._explain(x, question.target, batch, each) for each in self.reference(question)]
+        return found[0] if len(found) == 1 else mean_of(found)
+
+    def _explain(self, x: Any, target: Target | Contrast, batch: int, reference: Any) -> Explanation:
+        run = self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference)
         relevance, pixels = run.backward()
-        ledger = Ledger.close(run.books, run.score, pixels)
+        ledger = Ledger.close(run.books, run.score, pixels, run.reference_score)
         limit = tolerance(run.engine.dtypes, run.score.device)
         notes = dict(run.engine.notes)
         if run.books.unsplit or self._samples_mixed_up(ledger, limit):
-            ledger = Ledger.joined(self._ledgers_by_sample(x, target, batch, range(batch), self.itemised))
+            ledger = Ledger.joined(self._ledgers_by_sample(x, target, batch, range(batch), self.itemised, reference))
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
         if not self.rules.conserving and bool((ledger.residual > limit).any()):
             notes["these rules do not conserve: relevance is unaccounted for"] = int((ledger.residual > limit).sum())
@@ -118,7 +129,7 @@ class Explainer:
                 notes[
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
-        self._check(run, relevance, ledger, limit, x, target)
+        self._check(run, relevance, ledger, limit, x, target, reference)
         order = [name for name in self.stages if name in run.sums]
         return Explanation(
             relevance=relevance,
@@ -133,21 +144,33 @@ class Explainer:
             rules=self.rules,
             tolerance=limit,
             notes=notes,
+            reference=None if reference is None else map_tensors(Tensor.detach, reference),
         )
 
-    def _run(self, x: Any, target: Target | Contrast, batch: int, books: Books, *options: Any) -> Pass:
-        return Pass(self.model, x, target, self.rules, books, self._problem, batch, *options)
+    def _run(
+        self,
+        x: Any,
+        target: Target | Contrast,
+        batch: int,
+        books: Books,
+        stages: Sequence[str] = (),
+        inspect: Callable[[Site, Tensor], None] | None = None,
+        reference: Any = None,
+    ) -> Pass:
+        return Pass(self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference)
 
     def _ledgers_by_sample(
-        self, x: Any, target: Target | Contrast, batch: int, samples: Iterable[int], itemised: bool
+        self, x: Any, target: Target | Contrast, batch: int, samples: Iterable[int], itemised: bool, reference: Any
     ) -> list[Ledger]:
         """Ledgers of single samples: each sample's score is propagated alone, so that nothing has to be told apart."""
-        run = self._run(x, target, batch, Books(1, itemised))
+        run = self._run(x, target, batch, Books(1, itemised), reference=reference)
+        before = run.reference_score
         ledgers = []
         for i in samples:
             run.books.clear()
             _, pixels = run.backward(i)
-            ledgers.append(Ledger.close(run.books, run.score[i : i + 1], pixels.sum().reshape(1)))
+            own = None if before is None else before[i : i + 1]
+            ledgers.append(Ledger.close(run.books, run.score[i : i + 1], pixels.sum().reshape(1), own))
         return ledgers
 
     def _problem(self, error: HilrpError) -> None:
@@ -164,16 +187,23 @@ class Explainer:
     # Checks ---------------------------------------------------------------------------------------------------
 
     def _check(
-        self, run: Pass, relevance: Any, ledger: Ledger, limit: float, x: Any, target: Target | Contrast
+        self,
+        run: Pass,
+        relevance: Any,
+        ledger: Ledger,
+        limit: float,
+        x: Any,
+        target: Target | Contrast,
+        reference: Any,
     ) -> None:
         """Raises or warns about a result that can't be trusted."""
         results = [t for t in tensors((relevance, run.score, run.output)) if t.is_floating_point()]
         if not all(bool(t.isfinite().all()) for t in results):
-            self._unsound(self._find_non_finite(x, target, len(run.score)))
-        elif (message := zero_score(run.score)) is not None:
+            self._unsound(self._find_non_finite(x, target, len(run.score), reference))
+        elif reference is None and (message := zero_score(run.score)) is not None:
             self._unsound(ModelError(message))
         elif self.rules.conserving and not bool((ledger.leak <= limit).all() and (ledger.residual <= limit).all()):
-            self._unsound(self._find_leak(x, target, ledger))
+            self._unsound(self._find_leak(x, target, ledger, reference))
 
     def _samples_mixed_up(self, ledger: Ledger, limit: float) -> bool:
         """Whether the books close in total but not for each sample: the samples were not told apart."""
@@ -181,9 +211,9 @@ class Explainer:
             return False
         return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
 
-    def _find_leak(self, x: Any, target: Target | Contrast, ledger: Ledger) -> BooksError:
+    def _find_leak(self, x: Any, target: Target | Contrast, ledger: Ledger, reference: Any) -> BooksError:
         sample = int(ledger.leak.nan_to_num(float("inf")).argmax())
-        (found,) = self._ledgers_by_sample(x, target, len(ledger.score), [sample], itemised=True)
+        (found,) = self._ledgers_by_sample(x, target, len(ledger.score), [sample], True, reference)
         worst = max(found.leaks, key=lambda name: float(found.leaks[name].abs()), default=None)
         where = f" The largest leak is at `{worst}`: {float(found.leaks[worst]):.4g}." if worst else ""
         gross = float(sum((v[sample].abs() for v in ledger.entries.values()), ledger.pixels[sample].abs()))
@@ -198,7 +228,7 @@ class Explainer:
             f"leak {float(ledger.leak[sample]):.2g}).{where}{hint}"
         )
 
-    def _find_non_finite(self, x: Any, target: Target | Contrast, batch: int) -> ModelError:
+    def _find_non_finite(self, x: Any, target: Target | Contrast, batch: int, reference: Any) -> ModelError:
         for name, parameter in (*self.model.named_parameters(), *self.model.named_buffers()):
             if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
                 return ModelError(
@@ -212,7 +242,7 @@ class Explainer:
                 )
 
         try:
-            self._run(x, target, batch, Books(1, itemised=True), (), inspect)
+            self._run(x, target, batch, Books(1, itemised=True), (), inspect, reference)
         except ModelError as error:
             return error
         return ModelError(

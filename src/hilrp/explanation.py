@@ -40,6 +40,7 @@ class Explanation:
         rules: The rules that were used.
         tolerance: How far books may be from closing, by the precision of the pass.
         notes: What the engine found worth saying, with counts (for instance even splits).
+        reference: What relevance is relative to, in the form of the input, where there is such a thing; of several, their mean.
     """
 
     relevance: Any
@@ -54,6 +55,7 @@ class Explanation:
     rules: Rules
     tolerance: float
     notes: dict[str, int] = field(default_factory=dict)
+    reference: Any = None
 
     @property
     def map(self) -> Tensor:
@@ -70,8 +72,10 @@ class Explanation:
     @property
     def verdicts(self) -> list[Verdict]:
         """What the books say of each sample's map: valid, absorbed, inflated or degenerate."""
-        shares, residuals = self.ledger.share.tolist(), self.ledger.residual.tolist()
-        return [verdict(s, r, self.tolerance) for s, r in zip(shares, residuals, strict=True)]
+        # Relative to a reference the pixels hold all that there is to explain, however much that is.
+        whole = self.ledger.share if self.reference is None else torch.ones_like(self.ledger.score)
+        pairs = zip(whole.tolist(), self.ledger.residual.tolist(), strict=True)
+        return [verdict(share, residual, self.tolerance) for share, residual in pairs]
 
     def __len__(self) -> int:
         return self.score.shape[0]
@@ -87,7 +91,7 @@ class Explanation:
         def pick(t: Tensor) -> Tensor:
             return t[chosen] if t.ndim and t.shape[0] == count else t
 
-        parts = ("relevance", "input", "score", "target", "against", "output", "stages", "trace", "ledger")
+        parts = ("relevance", "input", "score", "target", "against", "output", "stages", "trace", "ledger", "reference")
         return replace(self, **{name: map_tensors(pick, getattr(self, name)) for name in parts})
 
     def __repr__(self) -> str:
@@ -190,3 +194,19 @@ class Explanation:
 
 def _array(value: Tensor) -> Any:
     return value.detach().cpu().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy()
+
+
+def mean_of(explanations: Sequence[Explanation]) -> Explanation:
+    """The mean of explanations of the same inputs, relative to several references."""
+
+    def mean(trees: Sequence[Any]) -> Any:
+        means = {
+            id(first): torch.stack([first, *rest]).mean(0)
+            for first, *rest in zip(*map(tensors, trees), strict=True)
+            if first.is_floating_point()
+        }
+        return map_tensors(lambda t: means.get(id(t), t), trees[0])
+
+    first = explanations[0]
+    parts = ("relevance", "stages", "trace", "ledger", "reference")
+    return replace(first, **{name: mean([getattr(each, name) for each in explanations]) for name in parts})

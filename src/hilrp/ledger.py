@@ -30,6 +30,10 @@ class Site(NamedTuple):
         return f"{self.module or '(model)'}: {self.operation}{repeated}"
 
 
+#: The entry of the reference's own score.
+REFERENCE = "reference"
+
+
 class UnknownLayout(Exception):
     """The samples of a batch could not be told apart at an entry; explained one by one, they can."""
 
@@ -106,13 +110,16 @@ class Books:
 
         output.register_hook(write)
 
-    def measure(self, tensor: Tensor, sign: int, site: Site, layout: Layout | None) -> None:
+    def measure(
+        self, tensor: Tensor, sign: int, site: Site, layout: Layout | None, reference: Tensor | None = None
+    ) -> None:
         """Itemised books: counts the relevance of ``tensor`` into (+1) or out of (-1) the operation at ``site``."""
         value = tensor.detach()
 
         def write(g: Tensor | None) -> None:
             # The copy is made here, where it lives for a moment, and not in the forward pass.
-            self._add(self.flows, site, _without_masks(value) * sign, g, layout)
+            held = value if reference is None else value - reference
+            self._add(self.flows, site, _without_masks(held) * sign, g, layout)
 
         tensor.register_hook(write)
 
@@ -154,9 +161,9 @@ class Ledger:
     itemised: bool
 
     @staticmethod
-    def close(books: Books, score: Tensor, pixels: Tensor) -> Ledger:
-        """The finished ledger of a pass."""
-        entries: dict[str, Tensor] = {}
+    def close(books: Books, score: Tensor, pixels: Tensor, reference: Tensor | None = None) -> Ledger:
+        """The finished ledger of a pass; with a reference, its score is the one constant there is."""
+        entries: dict[str, Tensor] = {} if reference is None else {REFERENCE: reference.double()}
         explained: dict[Site, Tensor] = defaultdict(lambda: torch.zeros_like(pixels))
         for (site, kind), share in books.shares.items():
             name = kind if site is None else f"{site} ({kind})"
@@ -196,7 +203,15 @@ class Ledger:
     @property
     def residual(self) -> Tensor:
         """``|difference| / |score|``: zero, up to rounding, if the books close."""
-        return self.difference.abs() / self.score.abs()
+        return self._relative(self.difference.abs())
+
+    def _relative(self, amount: Tensor) -> Tensor:
+        """An amount relative to the score; with a reference, to the larger of the two scores, since either may be zero."""
+        scale = self.score.abs()
+        if REFERENCE in self.entries:
+            scale = torch.maximum(scale, self.entries[REFERENCE].abs())
+            return torch.where(amount == 0, 0, amount / scale)
+        return amount / scale
 
     @property
     def leak(self) -> Tensor:
@@ -207,7 +222,12 @@ class Ledger:
         """
         if not self.itemised:
             return self.residual
-        return sum((leak.abs() for leak in self.leaks.values()), torch.zeros_like(self.score)) / self.score.abs()
+        return self._relative(sum((leak.abs() for leak in self.leaks.values()), torch.zeros_like(self.score)))
+
+    @property
+    def explained(self) -> Tensor:
+        """What the pixels should hold: the score, less that of the reference, where there is one."""
+        return self.score - self.entries.get(REFERENCE, torch.zeros_like(self.score))
 
     @property
     def share(self) -> Tensor:

@@ -38,9 +38,10 @@ class Pass:
         batch: Number of samples. Inputs whose first axis has another length are held fixed.
         stages: Modules whose maps to read in the backward pass.
         inspect: Called with the output of each operation.
+        reference: What relevance is relative to, in the form of the input.
 
     Attributes:
-        score: The explained scalars, ``[B]``.
+        score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
         classes: The explained classes, where the target is one; ``against``: what they are contrasted with.
         output: The model's output, without a graph.
         sums: Stage -> sum of relevance per sample, after `backward`.
@@ -58,6 +59,7 @@ class Pass:
         batch: int,
         stages: Sequence[str] = (),
         inspect: Callable[[Site, Tensor], None] | None = None,
+        reference: Any = None,
     ) -> None:
         self.books = books
         self.sums: dict[str, Tensor] = {}
@@ -65,17 +67,25 @@ class Pass:
         self._channels_last: list[bool | None] = []
         self._stages, self._batch = stages, batch
         self._image = next((t.shape[2:] for t in tensors(x) if t.ndim == 4), None)
-        self.engine = engine = Engine(model, rules, books, on_problem, self._capture, inspect=inspect)
+        relative = reference is not None
+        self.engine = engine = Engine(model, rules, books, on_problem, self._capture, relative, inspect)
         with torch.inference_mode(False), torch.enable_grad(), as_written():
             self._leaves = map_tensors(self._leaf, x)
-            watched = Layout(0, 1)
-            inputs = map_tensors(lambda t: engine.tracker.watch(t, watched) if t.requires_grad else t, self._leaves)
+            before = {
+                id(t): t0.detach().clone() for t, t0 in zip(tensors(self._leaves), tensors(reference), strict=False)
+            }
+            inputs = map_tensors(
+                lambda t: engine.tracker.watch(t, Layout(0, 1), before.get(id(t))) if t.requires_grad else t,
+                self._leaves,
+            )
+            self._before = before
             with engine:
                 output = self._forward(model, inputs)
                 found = score_of(output, target, batch)
                 score = engine.tracker.current(found.value)
         _check_score(engine, score)
         self._graph, self.score = score, score.detach()
+        self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against
         self.output = map_tensors(lambda t: engine.tracker.current(t).detach(), output)
         engine.release()
@@ -102,7 +112,7 @@ class Pass:
             ) from error
         given = {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
         relevance = map_tensors(
-            lambda t: t.detach() * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
+            lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
         )
         sums = [
             r.double().flatten(1).sum(1)
@@ -110,6 +120,11 @@ class Pass:
             if t.requires_grad
         ]
         return relevance, torch.stack(sums).sum(0)
+
+    def _held(self, leaf: Tensor) -> Tensor:
+        """What a gradient at the input is multiplied with: the input, or its difference to the reference."""
+        before = self._before.get(id(leaf))
+        return leaf.detach() if before is None else leaf.detach() - before
 
     def _leaf(self, t: Tensor) -> Tensor:
         # A clone made here is an ordinary tensor even where the caller's was made in inference mode.
@@ -132,6 +147,9 @@ class Pass:
         if features is None or features.shape[0] != self._batch:
             return
         value, image, books, sums, maps = features.detach(), self._image, self.books, self.sums, self.maps
+        before = self.engine.tracker.reference(features)
+        if before is not None:
+            value = value - before
         order = self._channels_last
         if image is not None and features.ndim == 4:
             order.append(channels_last(features.shape, image))

@@ -11,9 +11,9 @@ from typing import Literal, get_args, get_type_hints
 
 from hilrp.errors import InputError
 
-LinearRule = Literal["gamma", "epsilon", "zplus", "gamma_weights"]
+LinearRule = Literal["gamma", "bounded", "epsilon", "zplus", "gamma_weights"]
 AttentionRule = Literal["cp", "uniform", "attnlrp"]
-ConstantsPolicy = Literal["absorb"]
+ConstantsPolicy = Literal["absorb", "reference"]
 UnlistedPolicy = Literal["rule", "raw"]
 
 
@@ -27,13 +27,14 @@ class Rules:
         epsilon: Stabiliser of the denominators that can vanish (``zplus``, ``gamma_weights``). The
             sign-aware gamma rule needs none, and the epsilon rule is used in its limit, the native
             backward pass.
-        linear: ``"gamma"`` (sign-aware), ``"epsilon"``, ``"zplus"`` or ``"gamma_weights"`` (gamma on
-            positive weights, as the paper prints it).
+        linear: ``"gamma"`` (sign-aware), ``"bounded"`` (the same with a gamma of its own for each unit), ``"epsilon"``,
+            ``"zplus"`` or ``"gamma_weights"`` (gamma on positive weights, as the paper prints it).
+        bound: Of ``"bounded"``: how many times as much relevance a unit may hand out, in size, as it gets.
         attention: What a product of two input-dependent factors does: ``"cp"`` sends all relevance
             through the signal, ``"uniform"`` splits it evenly, ``"attnlrp"`` splits it evenly and
             carries the gate's part on through the softmax by its Taylor expansion.
         constants: What happens to the relevance of biases and other constants: ``"absorb"`` leaves it
-            with them.
+            with them; ``"reference"`` explains the difference to a reference input, in which they cancel.
         unlisted: ``"raw"`` runs every operation that AttnLRP has no rule for on its raw gradient: the
             degenerate baseline of the paper's conservation table. Such a rule set doesn't conserve.
 
@@ -48,6 +49,7 @@ class Rules:
     gamma_conv: float | None = None
     epsilon: float = 1e-6
     linear: LinearRule = "gamma"
+    bound: float = 3.0
     attention: AttentionRule = "cp"
     constants: ConstantsPolicy = "absorb"
     unlisted: UnlistedPolicy = "rule"
@@ -64,6 +66,17 @@ class Rules:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise InputError(f"Rules({name}={value!r}) must be a finite number that isn't negative.")
+
+        if self.constants == "reference" and (
+            self.unlisted == "raw" or self.linear not in ("gamma", "bounded", "epsilon")
+        ):
+            raise InputError(
+                f'Rules(linear={self.linear!r}, unlisted={self.unlisted!r}) has no form relative to a reference. Use linear="gamma" or '
+                '"epsilon", and unlisted="rule".'
+            )
+
+        if not 1 < self.bound < float("inf"):
+            raise InputError(f"Rules(bound={self.bound!r}) must be a finite number above one.")
 
     @property
     def conserving(self) -> bool:

@@ -95,7 +95,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, normalisation.group_norm, kept, SIGNAL), "group_norm"),
     (Row(N, normalisation.instance_norm, kept, SIGNAL), "instance_norm"),
     (Row(N, normalisation.divide, aligned), "div rdiv rtruediv"),
-    (Row(N, normalisation.activation, aligned), "gelu silu mish hardswish selu celu hardshrink softshrink sin asinh atan"),
+    (Row(N, normalisation.activation, aligned), "gelu silu mish hardswish selu celu hardshrink softshrink sin asinh atan squash"),
     (Row(N, normalisation.activation, aligned, FEATURE), "elu relu6 square"),
     (Row(N, normalisation.activation, aligned, GATE), "tanh erf sqrt log1p expm1"),
     (Row(N, normalisation.power, aligned, normalisation.power_level), "pow rpow"),

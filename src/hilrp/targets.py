@@ -70,7 +70,9 @@ def score_of(output: Any, target: Target | Contrast, batch: int) -> Score:
     if isinstance(target, Contrast):
         wanted, other = _indices(target.wanted, logits, "wanted"), _indices(target.other, logits, "other")
         return Score(_pick(logits, wanted) - _pick(logits, other), wanted, other)
-    indices = logits.detach().argmax(1) if target is None else _indices(target, logits, "target")
+    # As numbers: the class that is explained is that of the input, also where the model runs on a reference beside it.
+    found = logits.detach().argmax(1).tolist() if target is None else target
+    indices = _indices(found, logits, "target")
     return Score(_pick(logits, indices), indices)
 
 

@@ -33,6 +33,7 @@ class Tracker:
         self._aliases: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._detached: dict[int, weakref.ref[Tensor]] = {}
         self._input_nodes: list[Any] = []
+        self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     def info(self, tensor: Tensor) -> Info | None:
         """The tensor's entry, if it depends on the input."""
@@ -59,12 +60,29 @@ class Tracker:
         if tensor._base is not None:
             self._views.setdefault(id(tensor._base), []).append(weakref.ref(tensor))
 
-    def watch(self, leaf: Tensor, layout: Layout) -> Tensor:
+    def watch(self, leaf: Tensor, layout: Layout, reference: Tensor | None = None) -> Tensor:
         """The model's input for this pass: a copy of ``leaf`` that is tracked, so that the model may write to it."""
         x = leaf.clone()
         self._input_nodes.append(x.grad_fn)
         self.track(x, Level.SIGNAL, layout)
+        if reference is not None:
+            self.refer(x, reference)
         return x
+
+    def refer(self, tensor: Tensor, reference: Tensor) -> None:
+        """Enters what a tensor is on the reference input; masks and indices may have one, too."""
+        key, table = id(tensor), self._references
+        table[key] = (weakref.ref(tensor, lambda _: table.pop(key, None)), reference)
+
+    def reference(self, tensor: Tensor) -> Tensor | None:
+        """What a tensor is on the reference input; ``None`` if that is the same."""
+        found = self._references.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def on_reference(self, tensor: Tensor) -> Tensor:
+        """What a tensor is on the reference input: a constant is the same."""
+        found = self.reference(tensor)
+        return tensor if found is None else found
 
     def reaches_input(self, tensor: Tensor) -> bool:
         """Whether the tensor's graph leads to an input that is watched."""
@@ -112,5 +130,5 @@ class Tracker:
 
     def release(self) -> None:
         """Lets go of the pass's tensors."""
-        for table in (self._info, self._views, self._aliases, self._detached, self._input_nodes):
+        for table in (self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references):
             table.clear()

@@ -229,7 +229,7 @@ def _section(section: Section, found: dict[str, Table]) -> list[str]:
 def _introduction(facts: dict[str, Any]) -> str:
     effort = facts.get("effort", {})
     return (
-        f"{effort.get('images')} images of {facts.get('data')}; hilrp {facts.get('hilrp')}, torch {facts.get('packages', {}).get('torch')}, "
+        f"Up to {effort.get('images')} images of {facts.get('data')}; hilrp {facts.get('hilrp')}, torch {facts.get('packages', {}).get('torch')}, "
         f"{facts.get('device')}. Means over images with 95 % bootstrap intervals. The best value of a column is bold, the worst in italics, of the methods that "
         "look at the model; a dash is a method that has no meaning on the model. The last column is the mean and the standard deviation over the models."
     )

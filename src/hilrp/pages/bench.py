@@ -39,7 +39,7 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
     effort = facts["effort"]
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{effort["images"]} images of {escape(str(facts["data"]))}; hilrp {facts["hilrp"]}, torch {facts["packages"]["torch"]}, {escape(str(facts["device"]))}. Means over images '
+        f'<p class="soft">Up to {effort["images"]} images of {escape(str(facts["data"]))}; hilrp {facts["hilrp"]}, torch {facts["packages"]["torch"]}, {escape(str(facts["device"]))}. Means over images '
         "with 95 % bootstrap intervals. The best value of a column is bold, the worst underlined, of the methods that look at the model. A dash: the method has no meaning on "
         "the model (hover for the reason). The last column: mean and standard deviation over the models. Grey: controls that look at no model.</p>",
     ]

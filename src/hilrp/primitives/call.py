@@ -29,11 +29,10 @@ class Level(IntEnum):
 
 
 class Reference(NamedTuple):
-    """The same call as it ran in a recorded reference pass."""
+    """The same call on the reference: its operands, in the order of the call's, which of them differ there, and its output."""
 
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    operands: list[Tensor]
+    changed: list[bool]
     output: Any
 
 
@@ -54,7 +53,7 @@ class Call:
         varies: Whether a tensor depends on the input, with or without a graph.
         book: ``book(output, constant, kind)``: enters what a constant keeps of the output's relevance.
         module: The innermost module that is running, if any.
-        reference: The same call in the reference pass, where one is replayed.
+        reference: The same call on the reference input, where there is one.
     """
 
     func: Callable[..., Any]
@@ -88,6 +87,38 @@ class Call:
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    @property
+    def output_before(self) -> Any:
+        """What the operation gives on the reference."""
+        assert self.reference is not None
+        return self.reference.output
+
+    def before(self, tensor: Tensor) -> Tensor:
+        """What an operand is on the reference; a constant is the same."""
+        assert self.reference is not None
+        pairs = zip(self.operands, self.reference.operands, strict=True)
+        return next((t0 for t, t0 in pairs if t is tensor), tensor)
+
+    def changes(self, tensor: Tensor) -> bool:
+        """Whether an operand depends on the input, be it through choices alone (a mask of numbers)."""
+        assert self.reference is not None
+        return any(t is tensor and changed for t, changed in zip(self.operands, self.reference.changed, strict=True))
+
+    def difference(self, tensor: Tensor) -> Tensor:
+        """What an operand is more than on the reference."""
+        return tensor - self.before(tensor)
+
+    def middle(self, tensor: Tensor) -> Tensor:
+        """The mean of an operand and what it is on the reference, without a graph."""
+        with torch.no_grad():
+            return (tensor + self.before(tensor)) / 2 if self.changes(tensor) else tensor
+
+    @property
+    def choices(self) -> list[tuple[Tensor, Tensor]]:
+        """Masks and indices that depend on the input, with what they are on the reference."""
+        whole = [t for t in self.operands if not (t.is_floating_point() or t.is_complex())]
+        return [(t, self.before(t)) for t in whole if self.changes(t)]
 
     @property
     def operands(self) -> list[Tensor]:

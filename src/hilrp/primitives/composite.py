@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from hilrp.primitives.call import Call
 
@@ -121,20 +122,20 @@ def recurrent(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
 def lstm_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
     """``c = f c + i tanh(g)``, ``h = o tanh(c)`` with the sigmoids i, f, o as gates."""
     i, f, g, o = (entering + recurring).chunk(4, -1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * _squashed(g)
-    return o.sigmoid() * _squashed(c), c
+    c = f.sigmoid() * state[1] + i.sigmoid() * squash(g)
+    return o.sigmoid() * squash(c), c
 
 
 def gru_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
     """``h = (1 - z) tanh(n + r m) + z h`` with the sigmoids r and z as gates."""
     (r, z, n), (r_state, z_state, m) = entering.chunk(3, -1), recurring.chunk(3, -1)
     z = (z + z_state).sigmoid()
-    return ((1 - z) * _squashed(n + (r + r_state).sigmoid() * m) + z * state[0],)
+    return ((1 - z) * squash(n + (r + r_state).sigmoid() * m) + z * state[0],)
 
 
 def tanh_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
     """``h = tanh(W x + V h)``."""
-    return (_squashed(entering + recurring),)
+    return (squash(entering + recurring),)
 
 
 def relu_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
@@ -142,6 +143,8 @@ def relu_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
     return ((entering + recurring).relu(),)
 
 
-def _squashed(x: Tensor) -> Tensor:
+def squash(x: Tensor) -> Tensor:
     """Tanh as a signal: elsewhere it counts as a gate, but here it is what the gates are applied to."""
-    return x * torch.where(x == 0, 1.0, x.tanh() / x).detach()
+    if has_torch_function_unary(x):
+        return handle_torch_function(squash, (x,), x)
+    return x.tanh()

@@ -8,6 +8,7 @@ and kernels are chosen by strides.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,30 +69,44 @@ def hand_over(y: Tensor, d: Tensor, stabiliser: float) -> Tensor:
 
 class _Redistribute(Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, m: Tensor, weight: float) -> Tensor:
+    def forward(
+        ctx: Any, y: Tensor, m: Tensor, weight: float | Callable[[Tensor, Tensor], Tensor], change: Tensor | None
+    ) -> Tensor:
+        held = y if change is None else change
+        if callable(weight):
+            return _Redistribute.one_by_one(ctx, y, m, weight(held, m), held)
         # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
-        ratio = torch.copysign(m, y).mul_(weight).add_(y)
-        torch.div(y, ratio, out=ratio).nan_to_num_(0.0, 0.0, 0.0)
-        # y / d is never negative, so that its sign can hold that of y.
-        ctx.save_for_backward(ratio.copysign_(y))
+        ratio = torch.copysign(m, held).mul_(weight).add_(held)
+        torch.div(held, ratio, out=ratio).nan_to_num_(0.0, 0.0, 0.0)
+        # The quotient is never negative, so that its sign can hold that of what is redistributed.
+        ctx.save_for_backward(ratio.copysign_(held), None)
         ctx.weight = weight
+        return y.detach()
+
+    @staticmethod
+    def one_by_one(ctx: Any, y: Tensor, m: Tensor, weight: Tensor, held: Tensor) -> Tensor:
+        ratio = (held / torch.copysign(m * weight, held).add_(held)).nan_to_num_(0.0, 0.0, 0.0)
+        ctx.save_for_backward(ratio.copysign_(held), weight)
         return y.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (ratio,) = ctx.saved_tensors
-        return ratio.abs().mul_(g), (g * ratio).mul_(ctx.weight), None
+        ratio, weight = ctx.saved_tensors
+        return ratio.abs().mul_(g), (g * ratio).mul_(ctx.weight if weight is None else weight), None, None
 
 
-def redistribute(y: Tensor, m: Tensor, weight: float) -> Tensor:
+def redistribute(
+    y: Tensor, m: Tensor, weight: float | Callable[[Tensor, Tensor], Tensor], change: Tensor | None = None
+) -> Tensor:
     """``y``, whose relevance is handed to the two products ``y`` and ``m >= |y|`` that explain it.
 
     With ``s = sign(y)``, ``d = y + s weight m`` and ``t = g y / d``, the products get the gradients ``t`` and
     ``s weight t``, so that ``y t + m (s weight t) = d t = y g``: what comes in goes out. Since ``|d| >= |y|``, the
-    quotient is at most one; where both are zero, nothing flows.
+    quotient is at most one; where both are zero, nothing flows. Where relevance is that of a ``change`` of ``y``, that
+    takes the place of ``y``, and ``m`` is the sum of the sizes of its parts. ``weight`` may be a function of both, unit by unit.
     """
-    return _Redistribute.apply(y, m, weight)
+    return _Redistribute.apply(y, m, weight, change)
 
 
 class _Normalise(Function):

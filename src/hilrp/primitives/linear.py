@@ -20,15 +20,22 @@ from hilrp.primitives.functions import hand_over, redistribute
 
 def weighted(call: Call) -> Tensor:
     """A weighted sum (linear, convolution, matmul with a constant) under the rule set's linear rule."""
-    rules = call.rules
-    gamma = rules.gamma if rules.gamma_conv is None or not call.name.startswith("conv") else rules.gamma_conv
+    rules, gamma = call.rules, gamma_of(call)
     if rules.linear == "zplus":
         return zplus(call, rules.epsilon)
     if rules.linear == "epsilon" or gamma == 0 or any(t.is_complex() for t in call.operands):
         return epsilon(call)
+    if rules.linear == "bounded":
+        return bounded(call)
     if rules.linear == "gamma_weights":
         return gamma_weights(call, gamma, rules.epsilon)
     return gamma_sign(call, gamma)
+
+
+def gamma_of(call: Call) -> float:
+    """The rule set's gamma for this operation."""
+    convolves = call.name.startswith("conv") and call.rules.gamma_conv is not None
+    return call.rules.gamma_conv if convolves else call.rules.gamma  # type: ignore[return-value]
 
 
 def epsilon(call: Call) -> Tensor:
@@ -46,6 +53,28 @@ def gamma_sign(call: Call, gamma: float) -> Tensor:
     return redistribute(_product(call), _product(call, torch.abs), (gamma / 2) / (1 + gamma / 2))
 
 
+def bounded(call: Call) -> Tensor:
+    """The sign-aware gamma rule with the least gamma, unit by unit, that bounds what cancellation adds: see `least_weight`."""
+    return redistribute(_product(call), _product(call, torch.abs), least_weight(call.rules.bound))
+
+
+def least_weight(bound: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
+
+    Contributions with the sign of the output sum to ``p = (m + |y|) / 2`` in size, the others to ``n = (m - |y|) / 2``. Under gamma
+    the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
+    grows with ``n / p`` to ``2 / (bound - 1)``.
+    """
+
+    def weight(y: Tensor, m: Tensor) -> Tensor:
+        size = y.abs()
+        part = ((m - size) / (m + size)).nan_to_num_(0.0, 0.0, 0.0).clamp_(0, 1)
+        gamma = (part * ((bound + 1) / (bound - 1)) - 1).clamp_(min=0)
+        return (gamma / 2) / (1 + gamma / 2)
+
+    return weight
+
+
 def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
     """``R_j = sum_i a_j (w_ij + gamma w_ij^+) / (sum_j' a_j' (w_ij' + gamma w_ij'^+) + eps) R_i``.
 
@@ -58,7 +87,7 @@ def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
 def zplus(call: Call, stabiliser: float) -> Tensor:
     """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``, where ``z^+ = w^+ a^+ + w^- a^-``."""
     positive = _product(call, lambda t: t.clamp(min=0))
-    bias = _bias(call)
+    bias = bias_of(call)
     # The product of two negative parts is positive; a bias is no product, and its negative part has no share.
     negative = call.run(lambda t: torch.zeros_like(t) if t is bias else t.clamp(max=0))
     return _stabilised(call, positive + negative, stabiliser)
@@ -66,14 +95,14 @@ def zplus(call: Call, stabiliser: float) -> Tensor:
 
 def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     y: Tensor = call.run(replace)
-    bias = _bias(call)
+    bias = bias_of(call)
     if bias is not None:
         bias = bias if replace is None else replace(bias)
         call.book(y, along_channels(call, bias), "bias")
     return y
 
 
-def _bias(call: Call) -> Tensor | None:
+def bias_of(call: Call) -> Tensor | None:
     """The summand among the operands, if there is one."""
     return call.argument(2, "bias") if call.name == "linear" or call.name.startswith("conv") else None
 

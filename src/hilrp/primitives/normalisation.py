@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hilrp.primitives import secant_functions
 from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised, normalise, scale_gradient, secant
 from hilrp.primitives.reindexing import affine
@@ -159,6 +160,8 @@ def _norm(
     if not x.requires_grad:
         return stop(call)
     scale = None if scale is None else scale.detach()
+    if call.reference is not None:
+        return secant_functions.normalise(x, call.before(x), call.value(), groups, scale, centre, eps)
     y = normalise(x, call.value(), groups, scale, centre, eps)
     if shift is not None:
         call.book(y, shift.detach(), "norm shift")

@@ -1,0 +1,240 @@
+"""Backward passes of relevance relative to a reference.
+
+With a reference input every tensor ``y`` has a second value ``y0``, and holds the relevance ``g * (y - y0)``. Each function here
+returns its value untouched and passes on exactly what comes in: ``sum(g_a * (a - a0)) = sum(g_y * (y - y0))``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+#: Queries whose attention weights are in memory at once, when they are computed anew in the backward pass.
+_ROWS = 1024
+
+
+def log_mean(a: Tensor, a0: Tensor, ratio: Tensor) -> Tensor:
+    """``(a - a0) / ln(a / a0)``, the logarithmic mean of two weights whose ratio has the given logarithm.
+
+    Where both are zero (a mask), so is the mean.
+    """
+    small = ratio.abs() < 1e-2
+    middle = (a + a0) / 2 * (1 - ratio.square() / 12)
+    return torch.where(small, middle, (a - a0) / torch.where(small, 1, ratio)).nan_to_num_(0.0, 0.0, 0.0)
+
+
+class _Softmax(Function):
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
+        ratio = s.log_softmax(dim) - s0.log_softmax(dim)
+        ctx.save_for_backward(log_mean(value, value0, ratio))
+        ctx.dim = dim
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (mean,) = ctx.saved_tensors
+        return through_softmax(g, mean, ctx.dim), None, None, None, None
+
+
+def through_softmax(g: Tensor, mean: Tensor, dim: int) -> Tensor:
+    """``L (g - sum(L g) / sum(L))``: a softmax is its logarithmic mean ``L`` times centred differences of the scores."""
+    total = mean.sum(dim, keepdim=True)
+    centre = (mean * g).sum(dim, keepdim=True) / total.where(total > 0, 1)
+    return mean * (g - centre)
+
+
+def softmax(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
+    """Softmax weights: ``A - A0 = L (D s - sum(L D s) / sum(L))`` with the logarithmic mean ``L`` of the two, exactly."""
+    return _Softmax.apply(s, s0, value, value0, dim)
+
+
+class _Normalise(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, x0: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
+    ) -> Tensor:  # fmt: skip
+        (c, s), (c0, s0) = (_centred(each.reshape(groups), centre, eps) for each in (x, x0))
+        ctx.save_for_backward((c + c0) / 2, (c / s + c0 / s0) / 2, 2 / (s + s0), scale)
+        ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        middle, normal, inverse, scale = ctx.saved_tensors
+        shape = g.shape
+        if scale is not None:
+            g = g * scale
+        g = g.reshape(ctx.groups).to(middle.dtype) * inverse
+        found = g - middle * (inverse * (g * normal).mean(-1, keepdim=True))
+        if ctx.centre:
+            found = found - found.mean(-1, keepdim=True)
+        return found.reshape(shape).to(ctx.dtype), None, None, None, None, None, None
+
+
+def _centred(x: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor]:
+    """What is normalised, and what it is divided by."""
+    x = x if x.dtype == torch.float64 else x.float()
+    if centre:
+        x = x - x.mean(-1, keepdim=True)
+    return x, (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def normalise(
+    x: Tensor, x0: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
+) -> Tensor:
+    """``(x - mean) / std * scale`` over the last axis of ``x.reshape(groups)``, with a divisor that varies, too.
+
+    With ``c = x - mean``, the standard deviation ``s``, ``y = c / s`` and bars for the mean of the two passes, ``c = y s`` gives
+    ``D y = (D c - ybar D s) / sbar`` with ``D s = mean(cbar D c) / sbar``. This holds also where one of the two has next to no spread.
+    """
+    return _Normalise.apply(x, x0, value, groups, scale, centre, eps)
+
+
+class _Attention(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, q0: Tensor, k0: Tensor, v0: Tensor,
+                mask0: Tensor | None, value: Tensor, scale: float, causal: bool) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(q, k, v, mask, q0, k0, v0, mask0)
+        ctx.scale, ctx.causal = scale, causal
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, q0, k0, v0, mask0 = ctx.saved_tensors
+        groups = q.shape[-3] // k.shape[-3] if q.ndim > 2 and k.shape[-3] != q.shape[-3] else 1
+        if groups > 1:
+            k, v, k0, v0 = (t.repeat_interleave(groups, -3) for t in (k, v, k0, v0))
+        middle_k, middle_v = (k + k0) / 2, (v + v0) / 2
+        g_q, g_k, g_v = [], torch.zeros_like(middle_k), torch.zeros_like(middle_v)
+        g_mask: list[Tensor] | None = [] if mask is not None and ctx.needs_input_grad[3] else None
+        for start in range(0, q.shape[-2], _ROWS):
+            rows = slice(start, start + _ROWS)
+            s = _scores(q, k, mask, rows, ctx.scale, ctx.causal)
+            s0 = _scores(q0, k0, mask0, rows, ctx.scale, ctx.causal)
+            a, a0 = s.softmax(-1), s0.softmax(-1)
+            mean = log_mean(a, a0, s.log_softmax(-1) - s0.log_softmax(-1))
+            part = g[..., rows, :]
+            g_v += ((a + a0) / 2).transpose(-2, -1) @ part
+            g_s = through_softmax(part @ middle_v.transpose(-2, -1), mean, -1)
+            g_q.append(ctx.scale * (g_s @ middle_k))
+            g_k += ctx.scale * (g_s.transpose(-2, -1) @ ((q[..., rows, :] + q0[..., rows, :]) / 2))
+            if g_mask is not None:
+                g_mask.append(g_s)
+        if groups > 1:
+            g_k, g_v = (t.unflatten(-3, (-1, groups)).sum(-3) for t in (g_k, g_v))
+        shares = (torch.cat(g_q, -2), g_k, g_v, None if g_mask is None else torch.cat(g_mask, -2))
+        fitted = [None if t is None else t.sum_to_size(o.shape).to(o.dtype)
+                  for t, o in zip(shares, ctx.saved_tensors[:4], strict=True)]  # fmt: skip
+        return (*fitted, *[None] * 7)
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, rows: slice, scale: float, causal: bool) -> Tensor:
+    s = scale * (q[..., rows, :] @ k.transpose(-2, -1))
+    if causal:
+        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        s = s.masked_fill(~allowed[rows], float("-inf"))
+    if mask is None:
+        return s
+    part = mask[..., rows, :] if mask.shape[-2] > 1 else mask
+    return s.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else s + part
+
+
+def attention(operands: list[Tensor], operands0: list[Tensor], masks: tuple[Tensor | None, Tensor | None], value: Tensor,
+              scale: float, causal: bool) -> Tensor:  # fmt: skip
+    """``softmax(q k^T) v``: midpoints for both products, and `softmax` between them.
+
+    The weights are computed anew in the backward pass, some queries at a time.
+    """
+    (q, k, v), (q0, k0, v0) = operands, operands0
+    return _Attention.apply(q, k, v, masks[0], q0, k0, v0, masks[1], value, scale, causal)
+
+
+class _Shared(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, slopes: list[Tensor], *operands: Tensor) -> Tensor:
+        ctx.save_for_backward(*slopes)
+        ctx.shapes = [(t.shape, t.dtype) for t in operands]
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, ctx.shapes, strict=True)
+        return None, None, *((g * slope).sum_to_size(shape).to(dtype) for slope, (shape, dtype) in pairs)
+
+
+def shared(value: Tensor, operands: list[Tensor], slopes: list[Tensor]) -> Tensor:
+    """``value``, of which each operand gets its slope times the gradient; operands broadcast against it."""
+    return _Shared.apply(value, slopes, *operands)
+
+
+class _Selected(Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, value: Tensor, index: Tensor, index0: Tensor, part: Tensor, left: Tensor, change: Tensor,
+                axes: tuple[int, int]) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(index, index0, part, left, change)
+        ctx.axes, ctx.shape, ctx.dtype = axes, a.shape, a.dtype
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        index, index0, part, left, change = ctx.saved_tensors
+        start = ctx.axes[0]
+        g = g.reshape(index.shape)
+        flat = torch.zeros_like(change).scatter_add_(start, index, g * part).scatter_add_(start, index0, g * (1 - part))
+        if left is not None:
+            total = change.abs().sum(start, keepdim=True)
+            flat += (g * left).sum(start, keepdim=True) * change.sign() / total.where(total > 0, 1)
+        return flat.reshape(ctx.shape).to(ctx.dtype), *[None] * 7
+
+
+def selected(
+    a: tuple[Tensor, Tensor], value: tuple[Tensor, Tensor], index: tuple[Tensor, Tensor], axes: tuple[int, int]
+) -> Tensor:
+    """Values selected from ``a``, flattened over some axes, at an index. Each is given now and on the reference.
+
+    A maximum's difference lies between those of its two winners, ``D y = t D_i + (1 - t) D_i0``: these are the parts that they get.
+    For other selections (the second largest) it need not; what is left goes to all along the axis by the sizes of their changes.
+    """
+    start, stop = axes
+    with torch.no_grad():
+        change = (a[0] - a[1]).flatten(start, stop) if a[0].ndim else (a[0] - a[1]).reshape(1)
+        own, other = (change.gather(start, each) for each in index)
+        wanted = (value[0] - value[1]).reshape(index[0].shape)
+        apart = own - other
+        part = ((wanted - other) / apart.where(apart != 0, 1)).clamp_(0, 1).masked_fill_(apart == 0, 0.5)
+        left = wanted - part * own - (1 - part) * other
+    return _Selected.apply(a[0], value[0], *index, part, left, change, axes)
+
+
+class _Moved(Function):
+    @staticmethod
+    def forward(ctx: Any, change: Tensor, places_last: bool, slopes: list[Tensor], *positions: Tensor) -> Tensor:
+        ctx.save_for_backward(change, *slopes)
+        ctx.last = places_last
+        return torch.zeros_like(change)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        change, *slopes = ctx.saved_tensors
+        amount = (g * change).sum(1)
+        amount = amount.unsqueeze(-1 if ctx.last else 1)
+        return None, None, None, *(amount * slope for slope in slopes)
+
+
+def moved(positions: list[Tensor], slopes: list[Tensor], change: Tensor, places_last: bool) -> Tensor:
+    """Zero, whose gradient goes to the positions that something was read at: what reading elsewhere changes, by the slopes.
+
+    ``change`` is ``[B,C,...]``; positions have their axis of coordinates last (``[B,...,2]``) or in the place of the channels.
+    """
+    return _Moved.apply(change, places_last, slopes, *positions)

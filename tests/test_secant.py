@@ -1,0 +1,378 @@
+"""Relevance relative to a reference: it sums to the difference of the scores, whatever the model is made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from captum.attr import IntegratedGradients
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+import hilrp
+from hilrp.references import Average, Blurred, Colour, Constant, Neutral
+from hilrp.rules import Rules
+from hilrp.scenes import Scenes
+from hilrp.zoo.architectures import ARCHITECTURES
+from models import small_swin, small_vit
+from test_rules_by_hand import Apply
+
+EXACT = Rules(linear="epsilon", constants="reference")
+A, B = torch.randn(6, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
+
+
+def total(y):
+    """A sum with weights: what is normalised has a plain sum of zero."""
+    y = y.flatten(1)
+    return (y * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype)).sum(1)
+
+
+def plain(y):
+    return y.flatten(1).sum(1)
+
+
+def explain(function, x, x0, rules=EXACT, target=total, **options):
+    model = function if isinstance(function, nn.Module) else Apply(function)
+    return hilrp.explain(model.eval(), x, target, rules, x0, stages=None, **options)
+
+
+def without_grad(x):
+    with torch.no_grad():
+        return x.tanh()
+
+
+def attend(**options):
+    return lambda x: F.scaled_dot_product_attention(x @ A, x @ B, x.sin(), **options)
+
+
+def lstm(x):
+    cell = nn.LSTM(6, 3, batch_first=True, bidirectional=True).double()
+    torch.manual_seed(5)
+    for parameter in cell.parameters():
+        nn.init.normal_(parameter)
+    return cell(x)[0]
+
+
+OPERATIONS = {
+    "linear": lambda x: F.linear(x, A, A[0]),
+    "matmul of two": lambda x: (x @ A) @ (x @ B).transpose(1, 2),
+    "einsum of two": lambda x: torch.einsum("bij,bkj->bik", x, x @ A),
+    "product": lambda x: x * (x @ A).sigmoid(),
+    "quotient": lambda x: x / ((x @ A).square() + 0.1),
+    "quotient that changes sign": lambda x: x / (x @ A),
+    "constant divided": lambda x: 1 / (x.square() + 0.1),
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "relu": F.relu,
+    "leaky": lambda x: F.leaky_relu(x, 0.1),
+    "abs": torch.abs,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": F.softplus,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "clamp by tensors": lambda x: x.clamp(x @ A, 0.3 + x @ B),
+    "maximum": lambda x: torch.maximum(x, x @ A),
+    "round": lambda x: x.round() + x.sign(),
+    "power": lambda x: x**3 + (x.square() + 1) ** -0.5,
+    "power of two": lambda x: (x.square() + 0.5) ** (x @ A).tanh(),
+    "two to the power": lambda x: 2**x,
+    "log": lambda x: (x.square() + 0.1).log(),
+    "hypot": lambda x: torch.hypot(x, x @ A),
+    "softmax": lambda x: (x @ A).softmax(-1) * x,
+    "softmax by hand": lambda x: (e := (x @ A - (x @ A).amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True) * x,
+    "log-softmax": lambda x: x.log_softmax(-1) * x + x.logsumexp(-1, keepdim=True),
+    "masked softmax": lambda x: (x.masked_fill(torch.eye(6).bool()[:5], float("-inf"))).softmax(-1) * x,
+    "attention": attend(),
+    "causal attention": attend(is_causal=True),
+    "masked attention": attend(attn_mask=torch.ones(5, 5).tril().bool()),
+    "attention with a bias that varies": lambda x: F.scaled_dot_product_attention(x, x, x, x @ x.transpose(1, 2), scale=0.3),
+    "grouped attention": lambda x: F.scaled_dot_product_attention(
+        x.reshape(2, 5, 3, 2).transpose(1, 2).repeat(1, 2, 1, 1), *[x.reshape(2, 5, 3, 2).transpose(1, 2)] * 2, enable_gqa=True
+    ),
+    "layer norm": lambda x: F.layer_norm(x, (6,), A[0], B[0]),
+    "rms norm": lambda x: F.rms_norm(x, (6,), A[0]),
+    "group norm": lambda x: F.group_norm(x.transpose(1, 2), 3, A[0], B[0]),
+    "instance norm": lambda x: F.instance_norm(x, weight=A[0, :5], bias=B[0, :5]),
+    "batch norm": lambda x: F.batch_norm(x, A[0, :5], A[1, :5].abs(), B[0, :5], B[1, :5]),
+    "norm by hand": lambda x: (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, unbiased=False) + 0.1).rsqrt(),
+    "standard deviation": lambda x: x.std(-1) + torch.std_mean(x, -1)[1],
+    "euclidean norm": lambda x: x.norm(dim=-1) + torch.linalg.vector_norm(x, dim=1).sum(-1, keepdim=True),
+    "cosine": lambda x: F.cosine_similarity(x, x @ A, dim=-1),
+    "max-pool": lambda x: F.max_pool1d(x, 3, 2, 1) + F.adaptive_max_pool1d(x, 3),
+    "max-pool in two dimensions": lambda x: F.max_pool2d(x[:, None], 2, stride=1, ceil_mode=True),
+    "maximum over an axis": lambda x: x.amax(-1) + x.max(1).values.sum(-1, keepdim=True) - x.amin((1, 2))[:, None],
+    "average pool": lambda x: F.avg_pool1d(x, 3, 1, 1),
+    "sort": lambda x: x.sort(-1).values * torch.arange(6),
+    "reindexing": lambda x: torch.cat([x.flip(1), x.roll(1, 2)], 1).transpose(1, 2).reshape(2, -1)[:, ::2] + 1,
+    "interpolation": lambda x: F.interpolate(x, size=9, mode="linear"),
+    "fourier": lambda x: torch.fft.fft(x).abs() + torch.fft.fft(x).real,
+    "where": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "a mask of numbers": lambda x: (x > 0).double() * x,
+    "detached": lambda x: x + (x.tanh() - x).detach() * 2,
+    "without gradients": lambda x: x * without_grad(x),
+    "in place": lambda x: x.clone().mul_(2).add_(x).relu_(),
+    "grid sample": lambda x: F.grid_sample(
+        (x @ A)[:, None], x[:, :, :2].tanh().reshape(2, 5, 1, 2), padding_mode="border", align_corners=False
+    ),
+    "lstm": lstm,
+    "dynamic filters": lambda x: F.conv1d(x[:1].reshape(1, 5, 6), x[:1, :, :3].reshape(1, 5, 3)).expand(2, 1, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_passes_on_the_difference(name):
+    """In float64, to rounding: nothing is kept and nothing is made."""
+    if name == "dynamic filters":  # of one sample: both share the filter
+        return _check(lambda x: F.conv1d(x, (x @ A)[:, :3, :3].transpose(0, 1)[:3].repeat(1, 5, 1)[:, :5]), batch=1)
+    return _check(OPERATIONS[name], batch=2)
+
+
+def _check(function, batch):
+    torch.manual_seed(1)
+    x, x0 = torch.randn(batch, 5, 6, dtype=torch.float64), torch.randn(batch, 5, 6, dtype=torch.float64)
+    found = explain(function, x, x0, itemised=True)
+    score, before = (total(function(t)) for t in (x, x0))
+    gross = found.relevance.abs().flatten(1).sum(1) + score.abs()
+    torch.testing.assert_close(found.score, score, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.ledger.entries["reference"], before, rtol=1e-12, atol=1e-12)
+    pixels = found.relevance.flatten(1).sum(1)
+    assert ((pixels - (score - before)).abs() / gross).max() < 1e-10
+    assert float(found.ledger.leak.max()) < 1e-8
+    assert set(found.ledger.entries) == {"reference"}
+
+
+SMOOTH = [name for name in OPERATIONS if name not in (
+    "round", "where", "grid sample", "detached", "without gradients", "sort", "a mask of numbers", "dynamic filters", "lstm", "quotient that changes sign",
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_beside_the_reference_it_is_the_gradient(name):
+    """What every secant becomes in the limit, by autograd: relevance is the gradient times a small difference."""
+    torch.manual_seed(2)
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    change = 1e-5 * torch.randn_like(x)
+    found = explain(OPERATIONS[name], x, x - change)
+    leaf = (x - change / 2).requires_grad_()
+    (gradient,) = torch.autograd.grad(total(OPERATIONS[name](leaf)).sum(), leaf)
+    torch.testing.assert_close(found.relevance, gradient * change, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, "where", "sort", "round"])
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-7])
+def test_nothing_breaks_where_input_and_reference_agree(name, scale):
+    torch.manual_seed(3)
+    x = torch.randn(2, 5, 6)
+    function = OPERATIONS[name]
+    model = Apply(lambda t: function(t.double()))
+    found = hilrp.explain(
+        model.eval(), x, lambda y: y.flatten(1).sum(1), EXACT, x - scale * torch.randn_like(x), "off", None
+    )
+    assert bool(found.relevance.isfinite().all())
+    assert float(found.relevance.abs().max()) <= 1e3 * max(scale, 1e-7)
+
+
+def test_saturated_units():
+    """Far out a sigmoid is flat to the last digit, and a softmax is one: no relevance, and nothing that isn't a number."""
+    x, x0 = torch.tensor([[40.0, -200.0, 90.0]]), torch.tensor([[60.0, -100.0, -90.0]])
+    for function in (torch.sigmoid, lambda t: t.softmax(-1) * t, F.gelu, lambda t: (t / 100).exp().log()):
+        found = explain(function, x, x0)
+        assert bool(found.relevance.isfinite().all())
+        torch.testing.assert_close(
+            found.relevance.sum(1), total(function(x)) - total(function(x0)), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_quadratic_functions_are_integrated_gradients():
+    """Of products of linear maps the mean over the straight path is the midpoint: captum's integral has the same value, pixel by pixel."""
+    model = Apply(lambda x: ((x @ A) * (x @ B)).sum((1, 2))[:, None])
+    x, x0 = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
+    theirs = IntegratedGradients(model).attribute(x, x0, target=0, n_steps=50)
+    torch.testing.assert_close(explain(model, x, x0, target=plain).relevance, theirs, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.25, 1.0])
+def test_gamma_rule_by_hand(gamma):
+    torch.manual_seed(4)
+    layer = nn.Linear(7, 3).double()
+    x, x0 = torch.randn(1, 7, dtype=torch.float64), torch.randn(1, 7, dtype=torch.float64)
+    found = explain(layer, x, x0, Rules(gamma=gamma, constants="reference"), plain)
+    expected = torch.zeros(7, dtype=torch.float64)
+    for i in range(3):
+        z = layer.weight[i] * (x - x0)[0]
+        favoured = z + gamma * z.where(z.sign() == z.sum().sign(), 0)
+        expected += favoured / favoured.sum() * z.sum()
+    torch.testing.assert_close(found.relevance[0], expected.detach())
+
+
+@pytest.mark.parametrize("bound", [1.5, 3.0, 9.0])
+@pytest.mark.parametrize("relative", [True, False])
+def test_bounded_rule_by_hand(bound, relative):
+    """Each unit hands out at most so many times what it gets, and no gamma is larger than that needs."""
+    torch.manual_seed(4)
+    layer = nn.Linear(40, 1, bias=False).double()
+    for _ in range(10):
+        x = torch.randn(1, 40, dtype=torch.float64)
+        x0 = torch.randn_like(x) if relative else torch.zeros_like(x)
+        rules = Rules(linear="bounded", bound=bound)
+        found = hilrp.explain(layer, x, 0, rules, x0 if relative else None, stages=None)
+        z = layer.weight[0].detach() * (x - x0)[0]
+        ratio = found.relevance.abs().sum() / z.sum().abs()
+        free = z.abs().sum() / z.sum().abs()
+        assert float(ratio) == pytest.approx(min(bound, float(free)), rel=1e-9)
+        assert float(found.relevance.sum()) == pytest.approx(float(z.sum()))
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_trained_models_hold_the_difference(family):
+    """To 1e-4 of what is explained in float32 and 1e-9 in float64; EfficientViT's attention always runs in float32."""
+    loaded = hilrp.load(f"zoo/{family}")
+    scene = Scenes(seed=9)[0]
+    x = loaded.batch([Image.fromarray(scene.image)])
+    fine = 1e-6 if family == "efficientvit" else 1e-9
+    for dtype, bound in ((torch.float32, 1e-4), (torch.float64, fine)):
+        model, own = loaded.model.to(dtype), x.to(dtype)
+        with torch.no_grad():
+            score, before = model(own), model(own.mean((2, 3), keepdim=True).expand_as(own))
+        for rules in (Rules(constants="reference"), Rules(linear="bounded", constants="reference")):
+            found = hilrp.explain(model, own, scene.things[0].label, rules, "mean")
+            label = scene.things[0].label
+            explained = score[0, label] - before[0, label]
+            assert torch.equal(found.output, score)
+            assert abs(float(found.ledger.pixels[0]) - float(explained)) <= bound * abs(float(explained))
+            assert str(found.verdicts[0]) == "valid"
+
+
+def test_the_same_scene_without_the_object():
+    """Where only the object differs, its pixels hold all of the difference, and nothing else has any part."""
+    loaded = hilrp.load("zoo/swin")
+    scene = next(scene for scene in Scenes(seed=12) if len(scene.things) > 1)
+    thing = scene.things[-1]
+    x, x0 = (loaded.batch([Image.fromarray(p)]) for p in (scene.image, scene.without(thing.label)))
+    found = hilrp.explain(loaded.model, x, thing.label, Rules(constants="reference"), x0)
+    with torch.no_grad():
+        lost = loaded.model(x)[0, thing.label] - loaded.model(x0)[0, thing.label]
+    changed = (x != x0).any(1)
+    assert float(found.map[~changed].abs().max()) == 0
+    assert float(found.map[changed].sum()) == pytest.approx(float(lost), rel=1e-4)
+
+
+def test_stages_and_trace_hold_it_too():
+    model, x = small_swin().double(), torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    found = hilrp.explain(model, x, 1, Rules(constants="reference"), 0.0)
+    assert found.stages
+    share = found.ledger.share
+    for value in found.trace.values():
+        torch.testing.assert_close(value, share, rtol=1e-6, atol=1e-9)
+
+
+# References -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return small_vit().eval()
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    torch.manual_seed(8)
+    return torch.randn(3, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["mean", "blurred", 0.5, Constant((0.1, 0.2, 0.3)), Colour(0.5, mean=(0.5,) * 3, std=(0.25,) * 3), Blurred(0.3), Neutral(steps=3)],
+)  # fmt: skip
+def test_references(reference, vit, pictures):
+    found = hilrp.explain(vit, pictures, [0, 1, 2], "epsilon", reference)
+    assert found.reference.shape == pictures.shape
+    with torch.no_grad():
+        before = vit(found.reference)[range(3), range(3)]
+    torch.testing.assert_close(found.ledger.entries["reference"].float(), before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.ledger.pixels, found.score.double() - before, rtol=1e-3, atol=1e-4)
+    assert "reference" in found.ledger.table()
+
+
+def test_a_reference_of_ones_own(vit, pictures):
+    one = torch.randn(3, 32, 32)
+    for given in (one, one[None], one.expand(3, -1, -1, -1)):
+        assert torch.equal(hilrp.explain(vit, pictures, 0, reference=given).reference[2], one)
+    with pytest.raises(hilrp.InputError, match=r"reference has the shape \(3, 16, 16\)"):
+        hilrp.explain(vit, pictures, 0, reference=one[:, :16, :16])
+    with pytest.raises(hilrp.InputError, match="aren't finite"):
+        hilrp.explain(vit, pictures, 0, reference=one * float("nan"))
+    with pytest.raises(hilrp.InputError, match="choose from neutral"):
+        hilrp.explain(vit, pictures, 0, reference="magic")
+    with pytest.raises(hilrp.InputError, match="preprocessing isn't known"):
+        hilrp.explain(vit, pictures, 0, reference=Colour(0.0))
+    with pytest.raises(hilrp.InputError, match="no form relative to a reference"):
+        hilrp.explain(vit, pictures, 0, rules="zplus", reference="mean")
+
+
+def test_several_references_are_averaged(vit, pictures):
+    both = hilrp.explain(vit, pictures, 0, reference=["mean", 0.0])
+    one, other = (hilrp.explain(vit, pictures, 0, reference=r) for r in ("mean", 0.0))
+    torch.testing.assert_close(both.relevance, (one.relevance + other.relevance) / 2)
+    torch.testing.assert_close(both.ledger.pixels, (one.ledger.pixels + other.ledger.pixels) / 2)
+    assert float(both.ledger.residual.max()) < 1e-4
+    assert len(Average(("mean", 0.0)).references) == 2
+
+
+class Colours(nn.Module):
+    """The score of class 0 is the mean of the first channel less a number; that of class 1 is always positive."""
+
+    def __init__(self, less):
+        super().__init__()
+        self.less, self.calls = less, 0
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        self.calls += len(x)
+        first = self.scale * x[:, 0].mean((1, 2)) - self.less
+        return torch.stack([first, first.square() + 1], 1)
+
+
+def test_neutral_colours():
+    x = torch.rand(2, 3, 8, 8) + torch.tensor([0.5, 0.0, 0.0])[:, None, None]
+    rule = Neutral(mean=(0.0,) * 3, std=(1.0,) * 3)
+    # Between the levels of the bank: a search is needed.
+    model = Colours(0.456).eval()
+    found = hilrp.explain(model, x, 0, "epsilon", rule)
+    assert float(found.ledger.entries["reference"].abs().max()) <= 0.03 * float(found.score.abs().max())
+    first = model.calls
+    hilrp.explain(model, x, 0, "epsilon", rule)
+    assert model.calls - first < first - 70, "the bank is run once for a model"
+    with torch.no_grad():
+        model.scale.mul_(0.9)
+    before = model.calls
+    hilrp.explain(model, x, 0, "epsilon", rule)
+    assert model.calls - before > 70, "other weights, another bank"
+    # No colour is neutral: the smallest score is taken.
+    found = hilrp.explain(model, x, 1, "epsilon", rule)
+    assert float(found.ledger.entries["reference"].min()) >= 1
+
+
+def test_the_prediction_is_that_of_the_input(vit, pictures):
+    found = hilrp.explain(vit, pictures, None, reference="mean")
+    assert torch.equal(found.target, vit(pictures).argmax(1))
+    contrast = hilrp.explain(vit, pictures, hilrp.targets.Contrast(0, 1), reference="neutral")
+    with torch.no_grad():
+        before = vit(contrast.reference)
+    torch.testing.assert_close(
+        contrast.ledger.entries["reference"].float(), before[:, 0] - before[:, 1], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_another_way_through_the_model_is_an_error():
+    class Chooses(nn.Module):
+        def forward(self, x):
+            return x[x > 0].sum().reshape(1) + x.sum(1)
+
+    with pytest.raises(hilrp.ModelError, match="another way on the reference"):
+        explain(Chooses(), torch.ones(1, 4), -torch.ones(1, 4), target=lambda y: y)
