@@ -291,6 +291,25 @@ def test_targets(picture, tmp_path):
     assert others["names"] == [s["name"] for s in top["strongest"][1:4]]
 
 
+def test_relative_to_a_reference(folder, tmp_path):
+    picture, other = folder / "0.png", folder / "1.png"
+
+    def facts(*options):
+        out = tmp_path / "out"
+        result = invoke("explain", picture, "--model", "zoo/resnet", "--rules", "secant", "-o", out, "--json", *options)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)[0]
+
+    for reference in ("mean", "grey", "neutral", other):
+        found = facts("--reference", reference)
+        assert found["pixels"][0] + found["entries"]["reference"][0] == pytest.approx(found["score"][0], rel=1e-4)
+        assert found["verdict"] == ["valid"]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "relative to: 1.png (" in page
+    assert f"reference {found['entries']['reference'][0]:.3f}" in page
+    assert facts()["entries"]["reference"] == facts("--reference", "mean")["entries"]["reference"]
+
+
 def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
     (tmp_path / "names.txt").write_text("\n".join("ant bee cow dog eel fox gnu".split()))
     options = ["--model", "test_convnext", "--checkpoint", checkpoint, "-o", tmp_path / "out"]
@@ -309,6 +328,8 @@ def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
         (["--model", "test_convnext", "--checkpoint", "missing.safetensors"], "no such file"),
         (["--model", "test_resnet", "--checkpoint", "CHECKPOINT"], "does not fit"),
         (["--model", "zoo/resnet", "--rules", "magic"], "not a preset"),
+        (["--model", "zoo/resnet", "--reference", "magic"], "neither an image file nor one of neutral"),
+        (["--model", "zoo/resnet", "--rules", "zplus", "--reference", "mean"], "no form relative to a reference"),
         (["--model", "zoo/resnet", "--target", "red sta"], "Did you mean 'red star'"),
         (["--model", "zoo/resnet", "--target", "12"], "0 to 11"),
         (["--model", "zoo/resnet", "--target", "top99"], "top1 to top10"),

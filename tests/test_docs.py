@@ -26,7 +26,9 @@ def test_docstring_examples(name):
     assert failed == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/engine.md", "docs/zoo.md", "docs/benchmark.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/engine.md", "docs/zoo.md", "docs/benchmark.md", "docs/secant.md"]
+)
 def test_documents_examples(document, tmp_path, monkeypatch):
     """Every Python block of a document, run in order in one namespace."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
@@ -52,7 +54,15 @@ def test_import_needs_torch_alone():
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/zoo.md", "docs/engine.md", "docs/benchmark.md", "docs/results/README.md", "CONTRIBUTING.md"],
+    [
+        "README.md",
+        "docs/zoo.md",
+        "docs/engine.md",
+        "docs/benchmark.md",
+        "docs/secant.md",
+        "docs/results/README.md",
+        "CONTRIBUTING.md",
+    ],
 )
 def test_links_exist(document):
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):

@@ -45,7 +45,7 @@ def explain(
         rules: A preset's name or a `Rules`.
         reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``, ``"blurred"``, a number, an
             input like ``x``, one of `hilrp.references`, or a list of several to average over. The pixels then hold
-            ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score.
+            ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score; the rules ``"secant"`` then take ``"mean"``.
         audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
         stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``.
         itemised: Keep the books per operation, not only in total. Slower.
@@ -93,7 +93,7 @@ class Explainer:
         self.rules = Rules.named(rules)
         if reference is not None or self.rules.constants == "reference":
             self.rules = replace(self.rules, constants="reference")
-            reference = find("neutral" if reference is None else reference)
+            reference = find("mean" if reference is None else reference)
         self.reference: Reference | None = reference
         self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)

@@ -107,6 +107,7 @@ class Gallery:
         batch: How many explanations are made at once.
         all_stages: Draw the maps of all stages.
         fresh: Don't use the results of earlier runs.
+        reference: What relevance is relative to, in the words of whoever asked.
     """
 
     loaded: Loaded
@@ -116,6 +117,7 @@ class Gallery:
     batch: int = 8
     all_stages: bool = False
     fresh: bool = False
+    reference: str | None = None
 
     def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
         """Explains files; yields each as it is done. One that fails does not keep the others."""
@@ -124,7 +126,7 @@ class Gallery:
         waiting: list[_Read] = []
         for source in sources:
             try:
-                own = settings | {"source": str(source.path), "sha256": _checksum(source.path)}
+                own = settings | {"source": str(source.path), "sha256": checksum(source.path)}
                 earlier = None if self.fresh else self._earlier(source, own)
                 if earlier is not None:
                     yield Outcome(source, earlier, reused=True)
@@ -167,6 +169,7 @@ class Gallery:
             "weights_sha256": fingerprint(self.loaded.model),
             "target": self.wanted.text,
             "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
+            "reference": self.reference,
             "classes": None
             if self.loaded.classes is None
             else hashlib.sha256("\n".join(self.loaded.classes).encode()).hexdigest(),
@@ -260,6 +263,7 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, (HilrpError, OSError)) else f"{type(error).__name__}: {error}"
 
 
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

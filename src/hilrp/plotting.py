@@ -56,7 +56,7 @@ def draw(
         for axis, name in zip(row[3:-1], names, strict=True):
             stage = explanation.stages[name][i].detach().float().cpu().numpy()
             axis.imshow(stage, cmap=COLOURS, **symmetric(stage))
-            axis.set_title(f"{name}\n{float(explanation.trace[name][i]):.2f} of the score", fontsize=8)
+            axis.set_title(f"{name}\n{_held(explanation, name, i)}", fontsize=8)
         for axis in row[:-1]:
             axis.set_axis_off()
         _books(row[-1], explanation, i)
@@ -129,6 +129,15 @@ def _title(explanation: Explanation, i: int, classes: list[str] | None) -> str:
     return f"{fill(said, _TITLE)}\n{score}"
 
 
+def _held(explanation: Explanation, stage: str, i: int) -> str:
+    """How much a stage holds: of the score, or of its difference to the reference."""
+    part = float(explanation.trace[stage][i])
+    if explanation.reference is None:
+        return f"{part:.2f} of the score"
+    explained = float(explanation.ledger.explained[i])
+    return f"{part * float(explanation.ledger.score[i]) / explained:.2f} of the difference" if explained else ""
+
+
 def shares(explanation: Explanation, i: int) -> list[tuple[str, float]]:
     """What the books of a sample are made of: the pixels, the largest entries, the rest, and what is missing."""
     ledger = explanation.ledger
@@ -157,7 +166,8 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     axis.margins(x=0.25)
     axis.tick_params(axis="x", labelsize=7)
     word = explanation.verdicts[i]
-    said = f"{word}: pixels {float(ledger.share[i]):.1%}, residual {float(ledger.residual[i]):.0e}"
+    held = f"pixels {float(ledger.share[i]):.1%}" if explanation.reference is None else "reference + pixels = score"
+    said = f"{word}: {held}, residual {float(ledger.residual[i]):.0e}"
     axis.set_title(said, fontsize=9, color=word.colour)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

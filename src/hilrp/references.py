@@ -343,6 +343,14 @@ NAMED: dict[str, Reference] = {
 }
 
 
+def named(name: str, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> Reference:
+    """A reference by name, for a model whose preprocessing subtracts ``mean`` and divides by ``std``."""
+    if name not in NAMED:
+        raise InputError(f"reference={name!r}: choose from {', '.join(NAMED)}, or give a tensor.")
+    found = NAMED[name]
+    return replace(found, mean=mean, std=std) if isinstance(found, (Colour, Neutral)) else found
+
+
 def find(reference: Any) -> Reference:
     """A reference by name; a number or a tensor is one, too, and a list is their average.
 
@@ -351,9 +359,7 @@ def find(reference: Any) -> Reference:
         0.1
     """
     if isinstance(reference, str):
-        if reference not in NAMED:
-            raise InputError(f"reference={reference!r}: choose from {', '.join(NAMED)}, or give a tensor.")
-        return NAMED[reference]
+        return named(reference)
     if isinstance(reference, bool):
         raise InputError("reference takes a name, a number, a tensor or one of hilrp.references.")
     if isinstance(reference, (int, float)):
@@ -365,4 +371,16 @@ def find(reference: Any) -> Reference:
     return Given(reference)
 
 
-__all__ = ["Average", "Blurred", "Colour", "Constant", "Given", "Mean", "Neutral", "Question", "Reference", "find"]
+__all__ = [
+    "Average",
+    "Blurred",
+    "Colour",
+    "Constant",
+    "Given",
+    "Mean",
+    "Neutral",
+    "Question",
+    "Reference",
+    "find",
+    "named",
+]

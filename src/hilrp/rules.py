@@ -103,6 +103,8 @@ PRESETS: dict[str, Rules] = {
     "hilrp-conv": Rules(gamma_conv=0.05),
     # AttnLRP with the vision setting of its authors: a small gamma on linear layers, a larger one on the stem.
     "attnlrp": Rules(gamma=0.05, gamma_conv=0.25, attention="attnlrp"),
+    # Relative to a reference, in which constants cancel; a gamma for each unit.
+    "secant": Rules(linear="bounded", constants="reference"),
     "epsilon": Rules(linear="epsilon"),
     "zplus": Rules(linear="zplus"),
     "naive": Rules(gamma=0.05, gamma_conv=0.25, attention="attnlrp", unlisted="raw"),

@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 
 _MEANINGS = {
-    Verdict.VALID: "The books close, and most of the score is on the pixels: the map decomposes the prediction.",
+    Verdict.VALID: "The books close, and most of the score (or all of its difference to a reference) is on the pixels: the map decomposes the prediction.",
     Verdict.ABSORBED: "The books close, but biases, shifts and other constants of the model keep most of the score, or more than all of it: the map ranks what is left.",
     Verdict.INFLATED: "The books close, but the pixels hold more than twice the score, for or against, which constants make up for: read the map as a ranking.",
     Verdict.DEGENERATE: "The books do not close: relevance was lost or created on the way, and the map does not decompose the score.",

@@ -106,7 +106,7 @@ OVERALL = "all"
 #: What is shown of rule sets and gammas beside each other.
 RULES = Section(
     "Rules and gamma",
-    "HiLRP with other rules and other gammas. `hilrp` is gamma 0.25 with conservation-preserving attention.",
+    "HiLRP with other rules and other gammas. `hilrp` is gamma 0.25 with conservation-preserving attention; `secant` is relative to each image's mean colour.",
     {"pointing": 1, "energy excess": 1, "pixels' share": 0, "residual": -1, "Shapley agreement": 1, "flip": 1},
 )
 
@@ -120,7 +120,9 @@ def split(cells: Iterable[Cell]) -> tuple[list[Cell], list[Cell]]:
     """The cells of the methods, and those of rule sets and gammas with the three that they are compared with."""
     cells = list(cells)
     varied = any(is_variant(cell.method) for cell in cells)
-    rules = [c for c in cells if varied and (is_variant(c.method) or c.method in ("hilrp", "epsilon", "attnlrp"))]
+    rules = [
+        c for c in cells if varied and (is_variant(c.method) or c.method in ("hilrp", "secant", "epsilon", "attnlrp"))
+    ]
     return [cell for cell in cells if not is_variant(cell.method)], rules
 
 

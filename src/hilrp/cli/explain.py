@@ -16,9 +16,11 @@ from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
 from hilrp.errors import HilrpError, InputError
 from hilrp.files import write_whole
-from hilrp.gallery import Gallery, Outcome, Wanted
-from hilrp.images import Source, find
+from hilrp.gallery import Gallery, Outcome, Wanted, checksum
+from hilrp.images import Source, find, read
+from hilrp.libraries.loaded import Loaded
 from hilrp.names import ZOO
+from hilrp.references import NAMED, Given, Reference, named
 from hilrp.verdicts import Verdict
 from hilrp.zoo.architectures import ARCHITECTURES
 
@@ -54,6 +56,13 @@ def explain(
     rules: Annotated[
         str, typer.Option(help=f"One of {', '.join(hilrp.PRESETS)}.", autocompletion=lambda: list(hilrp.PRESETS))
     ] = "hilrp",
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What relevance is relative to: {', '.join(NAMED)}, or an image file. The pixels then hold the whole difference of the scores.",
+            autocompletion=lambda: list(NAMED),
+        ),
+    ] = None,
     stages: Annotated[
         bool, typer.Option("--stages", help="Draw the maps of all stages, and not only of four.")
     ] = False,
@@ -74,6 +83,7 @@ def explain(
     \b
     hilrp explain photo.jpg
     hilrp explain photos/ --target "golden retriever" --against "tabby"
+    hilrp explain scan.png --model mine:model --rules secant --reference healthy.png
     hilrp explain "scans/**/*.png" --model resnet50 --checkpoint mine.safetensors --classes names.txt
     hilrp scenes 8 -o scenes; hilrp explain scenes/images --model zoo/swin --target top3
 
@@ -89,7 +99,9 @@ def explain(
         with errors.status(f"loading {escape(model)}"):
             loaded = hilrp.load(model, checkpoint, names, device)
         wanted = Wanted.parse(target, loaded, against)
-        gallery = Gallery(loaded, hilrp.Explainer(loaded.model, rules), wanted, output, batch, stages, fresh)
+        relative_to, said = _reference(reference, loaded)
+        explainer = hilrp.Explainer(loaded.model, rules, relative_to)
+        gallery = Gallery(loaded, explainer, wanted, output, batch, stages, fresh, said)
         make_folder(output)
         for name, why in problems.items():
             errors.print(f"[red]{escape(name)}[/]: {escape(why)}", highlight=False, soft_wrap=True)
@@ -117,6 +129,18 @@ def _names(path: Path | None) -> list[str] | None:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--classes {path}: not a text file ({error}). Give one name per line, in UTF-8.") from error
+
+
+def _reference(text: str | None, loaded: Loaded) -> tuple[Reference | None, str | None]:
+    """A reference by name, or an image that is prepared as the others are; and what it is called."""
+    if text is None:
+        return None, None
+    if text in NAMED:
+        return named(text, loaded.preprocess.mean, loaded.preprocess.std), text
+    path = Path(text)
+    if not path.is_file():
+        raise InputError(f"--reference {text}: neither an image file nor one of {', '.join(NAMED)}.")
+    return Given(loaded.batch([read(path)[0]])), f"{path.name} ({checksum(path)[:12]})"
 
 
 def _run(gallery: Gallery, sources: list[Source]) -> tuple[list[Outcome], bool]:

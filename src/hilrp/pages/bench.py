@@ -71,7 +71,7 @@ def _table(table: Table, better: int, name: str) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in [*map(short, table.models), *[OVERALL] * several])
     lines = []
     for row in rows(table, better):
-        kind = "control" if row.kind == "control" else "ours" if row.name == "hilrp" else ""
+        kind = "control" if row.kind == "control" else "ours" if row.name in ("hilrp", "secant") else ""
         cells = [_cell(cell) for cell in row.cells] + [_cell(row.overall, overall=True)] * several
         lines.append(f'<tr class="{kind}"><td>{escape(row.title)}</td>{"".join(cells)}</tr>')
     return f'<div class="card"><table class="grid"><tr><th>{escape(name)}</th>{head}</tr>{"".join(lines)}</table></div>'

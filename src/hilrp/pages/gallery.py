@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hilrp.gallery import Outcome
+from hilrp.ledger import REFERENCE
 from hilrp.pages.parts import badge, image, meanings, page
 from hilrp.rules import PRESETS
 from hilrp.verdicts import Verdict
@@ -36,9 +37,10 @@ def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[st
     if settings:
         plain = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
         rules = next((name for name, known in PRESETS.items() if vars(known) == settings["rules"]), plain)
+        relative = f"relative to: {escape(settings['reference'])}; " if settings.get("reference") else ""
         parts.append(
             f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])}; target: {escape(settings["target"])}; '
-            f"rules: {escape(rules)}; hilrp {escape(settings['hilrp'])}</p>"
+            f"rules: {escape(rules)}; {relative}hilrp {escape(settings['hilrp'])}</p>"
         )
     parts.append(
         f"<p>{len(done)} of {len(done) + len(failed)} explained. Red speaks for the class, blue against it.</p>"
@@ -77,8 +79,11 @@ def _head(facts: Mapping[str, Any], i: int) -> str:
     explained = facts["names"][i] if facts["names"] else "score"
     if facts["against_names"]:
         explained += f" rather than {facts['against_names'][i]}"
+    before = facts["entries"].get(REFERENCE)
+    of = f"{facts['pixel_share'][i]:.1%} of it" if before is None else f"{facts['pixels'][i]:.3f}"
+    relative = "" if before is None else f'<span class="number">reference {before[i]:.3f}</span>'
     return (
         f'<div class="head"><span>{escape(explained)}</span><span class="number">score {facts["score"][i]:.3f}</span>'
-        f'<span class="number">pixels {facts["pixel_share"][i]:.1%} of it</span>'
+        f'{relative}<span class="number">pixels {of}</span>'
         f'<span class="number">residual {facts["residual"][i]:.0e}</span>{badge(Verdict(facts["verdict"][i]))}</div>'
     )

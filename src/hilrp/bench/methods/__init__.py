@@ -54,6 +54,7 @@ METHODS = {
         Method("epsilon", "epsilon-LRP", "relevance", relevance("epsilon"), rules="epsilon"),
         Method("attnlrp", "AttnLRP (naive)", "relevance", relevance("naive"), rules="naive"),
         Method("hilrp", "HiLRP", "relevance", relevance("hilrp"), rules="hilrp"),
+        Method("secant", "HiLRP, secant", "relevance", relevance("secant"), rules="secant"),
         Method("uniform", "uniform", "control", _later("controls", "uniform"), signed=False),
         Method("random", "random", "control", _later("controls", "random"), signed=False),
         Method("centre-gaussian", "centre Gaussian", "control", _later("controls", "centre_gaussian"), signed=False),
