@@ -150,7 +150,7 @@ def _kept(ledger: Ledger) -> dict[str, list[float]]:
     """What each kind of constant kept of the score."""
     totals: dict[str, Tensor] = {}
     for name, value in ledger.entries.items():
-        kind = name[name.rindex("(") + 1 : -1]
+        kind = name[name.rindex("(") + 1 : -1] if name.endswith(")") else name
         totals[kind] = totals[kind] + value if kind in totals else value
     shares = {kind: total / ledger.score for kind, total in totals.items()}
     return {kind: shares[kind].tolist() for kind in sorted(shares, key=lambda kind: -float(shares[kind].abs().max()))}
