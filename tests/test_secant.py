@@ -225,6 +225,31 @@ def test_bounded_rule_by_hand(bound, relative):
         assert float(found.relevance.sum()) == pytest.approx(float(z.sum()))
 
 
+def test_the_bound_grows_with_depth():
+    """Four layers of one unit: at depths 0, 1/3, 2/3 and 1; with exact_from 0.8 the bounds are 2, 1 + 1/(1 - 1/2.4), 1 + 1/(1 - 2/2.4), none."""
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(30, 1, bias=False).double() for _ in range(4))
+
+        def forward(self, x):
+            return torch.cat([layer(part) for layer, part in zip(self.layers, x.chunk(4, 1), strict=True)], 1)
+
+    torch.manual_seed(6)
+    model, x = Layers().eval(), torch.randn(1, 120, dtype=torch.float64)
+    # Contributions that nearly cancel: every bound is felt.
+    with torch.no_grad():
+        for layer, part in zip(model.layers, x.chunk(4, 1), strict=True):
+            layer.weight[0, -1] -= (layer(part) - 1e-3)[0, 0] / part[0, -1]
+    found = hilrp.explain(model, x, plain, Rules(linear="bounded", bound=2.0, exact_from=0.8), stages=None)
+    sizes = found.relevance.abs().reshape(4, 30).sum(1) / found.relevance.reshape(4, 30).sum(1)
+    expected = [2.0, 1 + 1 / (1 - 1 / 2.4), 1 + 1 / (1 - 2 / 2.4)]
+    assert sizes[:3].tolist() == pytest.approx(expected, rel=1e-6)
+    z = model.layers[3].weight[0].detach() * x[0, 90:]
+    torch.testing.assert_close(found.relevance[0, 90:], z)
+
+
 # Models ---------------------------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,7 @@ class Engine(TorchFunctionMode):
         self._opaque: tuple[nn.Module, tuple[Any, ...]] | None = None
         self._sites: Counter[tuple[str, str]] = Counter()
         self._depth = 0
+        self._layers = {"count": 0}
 
     # Entering and leaving -------------------------------------------------------------------------------------
 
@@ -258,6 +259,7 @@ class Engine(TorchFunctionMode):
             book,
             self.module,
             reference,
+            self._place,
         )
         if row is None:
             out = call.run()
@@ -386,6 +388,13 @@ class Engine(TorchFunctionMode):
         if same_shape and row.primitive in (Primitive.LINEAR, Primitive.NORMALISATION):
             return same_shape[0]
         return row.follow(placed, out, self.books.batch, (args, kwargs), func)
+
+    def _place(self) -> Callable[[], float]:
+        """Counts a layer. The count is shared, and not the engine, which a graph must not hold."""
+        layers = self._layers
+        number = layers["count"]
+        layers["count"] += 1
+        return lambda: number / max(1, layers["count"] - 1)
 
     def _site(self, name: str) -> Site:
         if not self.books.itemised:

@@ -29,7 +29,9 @@ class Rules:
             backward pass.
         linear: ``"gamma"`` (sign-aware), ``"bounded"`` (the same with a gamma of its own for each unit), ``"epsilon"``,
             ``"zplus"`` or ``"gamma_weights"`` (gamma on positive weights, as the paper prints it).
-        bound: Of ``"bounded"``: how many times as much relevance a unit may hand out, in size, as it gets.
+        bound: Of ``"bounded"``: how many times as much relevance a unit of the first layer may hand out, in size, as it gets.
+        exact_from: Of ``"bounded"``: the depth, from 0 to 1, from which on units may hand out whatever they do without a gamma. In between the
+            bound grows.
         attention: What a product of two input-dependent factors does: ``"cp"`` sends all relevance
             through the signal, ``"uniform"`` splits it evenly, ``"attnlrp"`` splits it evenly and
             carries the gate's part on through the softmax by its Taylor expansion.
@@ -49,7 +51,8 @@ class Rules:
     gamma_conv: float | None = None
     epsilon: float = 1e-6
     linear: LinearRule = "gamma"
-    bound: float = 3.0
+    bound: float = 1.5
+    exact_from: float = 0.7
     attention: AttentionRule = "cp"
     constants: ConstantsPolicy = "absorb"
     unlisted: UnlistedPolicy = "rule"
@@ -77,6 +80,8 @@ class Rules:
 
         if not 1 < self.bound < float("inf"):
             raise InputError(f"Rules(bound={self.bound!r}) must be a finite number above one.")
+        if not self.exact_from >= 0:
+            raise InputError(f"Rules(exact_from={self.exact_from!r}) must be a number that isn't negative.")
 
     @property
     def conserving(self) -> bool:

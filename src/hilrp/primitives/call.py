@@ -54,6 +54,7 @@ class Call:
         book: ``book(output, constant, kind)``: enters what a constant keeps of the output's relevance.
         module: The innermost module that is running, if any.
         reference: The same call on the reference input, where there is one.
+        place: Counts the call as a layer; what it returns says, when the model has run, how deep that is, from 0 to 1.
     """
 
     func: Callable[..., Any]
@@ -66,6 +67,7 @@ class Call:
     book: Callable[[Tensor, Tensor, str], None]
     module: torch.nn.Module | None = None
     reference: Reference | None = None
+    place: Callable[[], Callable[[], float]] = lambda: lambda: 0.0
 
     def run(self, replace: Callable[[Tensor], Any] | None = None) -> Any:
         """The original function on the operands, each mapped by ``replace``."""

@@ -69,44 +69,69 @@ def hand_over(y: Tensor, d: Tensor, stabiliser: float) -> Tensor:
 
 class _Redistribute(Function):
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, m: Tensor, weight: float | Callable[[Tensor, Tensor], Tensor], change: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, y: Tensor, m: Tensor, weight: float, change: Tensor | None) -> Tensor:
         held = y if change is None else change
-        if callable(weight):
-            return _Redistribute.one_by_one(ctx, y, m, weight(held, m), held)
         # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
         ratio = torch.copysign(m, held).mul_(weight).add_(held)
         torch.div(held, ratio, out=ratio).nan_to_num_(0.0, 0.0, 0.0)
         # The quotient is never negative, so that its sign can hold that of what is redistributed.
-        ctx.save_for_backward(ratio.copysign_(held), None)
+        ctx.save_for_backward(ratio.copysign_(held))
         ctx.weight = weight
-        return y.detach()
-
-    @staticmethod
-    def one_by_one(ctx: Any, y: Tensor, m: Tensor, weight: Tensor, held: Tensor) -> Tensor:
-        ratio = (held / torch.copysign(m * weight, held).add_(held)).nan_to_num_(0.0, 0.0, 0.0)
-        ctx.save_for_backward(ratio.copysign_(held), weight)
         return y.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        ratio, weight = ctx.saved_tensors
-        return ratio.abs().mul_(g), (g * ratio).mul_(ctx.weight if weight is None else weight), None, None
+        (ratio,) = ctx.saved_tensors
+        return ratio.abs().mul_(g), (g * ratio).mul_(ctx.weight), None, None
 
 
-def redistribute(
-    y: Tensor, m: Tensor, weight: float | Callable[[Tensor, Tensor], Tensor], change: Tensor | None = None
-) -> Tensor:
+def redistribute(y: Tensor, m: Tensor, weight: float, change: Tensor | None = None) -> Tensor:
     """``y``, whose relevance is handed to the two products ``y`` and ``m >= |y|`` that explain it.
 
     With ``s = sign(y)``, ``d = y + s weight m`` and ``t = g y / d``, the products get the gradients ``t`` and
     ``s weight t``, so that ``y t + m (s weight t) = d t = y g``: what comes in goes out. Since ``|d| >= |y|``, the
     quotient is at most one; where both are zero, nothing flows. Where relevance is that of a ``change`` of ``y``, that
-    takes the place of ``y``, and ``m`` is the sum of the sizes of its parts. ``weight`` may be a function of both, unit by unit.
+    takes the place of ``y``, and ``m`` is the sum of the sizes of its parts.
     """
     return _Redistribute.apply(y, m, weight, change)
+
+
+class _Bounded(Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None) -> Tensor:
+        ctx.save_for_backward((y if change is None else change).detach(), m.detach())
+        ctx.bound = bound
+        return y.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        bound = ctx.bound()
+        if bound == float("inf"):
+            return g, None, None, None
+        held, m = ctx.saved_tensors
+        weight = least_weight(held, m, bound)
+        ratio = (held / torch.copysign(m * weight, held).add_(held)).nan_to_num_(0.0, 0.0, 0.0)
+        return ratio * g, weight.mul_(ratio).mul_(g).mul_(held.sign()), None, None
+
+
+def bounded(y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None = None) -> Tensor:
+    """`redistribute` with the `least_weight` for each unit under a bound that is known when the backward pass comes by."""
+    return _Bounded.apply(y, m, bound, change)
+
+
+def least_weight(y: Tensor, m: Tensor, bound: float) -> Tensor:
+    """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
+
+    Contributions with the sign of the output sum to ``p = (m + |y|) / 2`` in size, the others to ``n = (m - |y|) / 2``. Under gamma
+    the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
+    grows with ``n / p`` to ``2 / (bound - 1)``.
+    """
+    size = y.abs()
+    part = ((m - size) / (m + size)).nan_to_num_(0.0, 0.0, 0.0).clamp_(0, 1)
+    gamma = part.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
+    return gamma / (2 + gamma)
 
 
 class _Normalise(Function):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hilrp.primitives import functions
 from hilrp.primitives.call import Call
 from hilrp.primitives.functions import hand_over, redistribute
 
@@ -54,25 +55,23 @@ def gamma_sign(call: Call, gamma: float) -> Tensor:
 
 
 def bounded(call: Call) -> Tensor:
-    """The sign-aware gamma rule with the least gamma, unit by unit, that bounds what cancellation adds: see `least_weight`."""
-    return redistribute(_product(call), _product(call, torch.abs), least_weight(call.rules.bound))
+    """The sign-aware gamma rule with the least gamma, unit by unit, that bounds what cancellation adds."""
+    return functions.bounded(_product(call), _product(call, torch.abs), bound_of(call))
 
 
-def least_weight(bound: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
+def bound_of(call: Call) -> Callable[[], float]:
+    """The bound of this layer, once it is known how deep it is.
 
-    Contributions with the sign of the output sum to ``p = (m + |y|) / 2`` in size, the others to ``n = (m - |y|) / 2``. Under gamma
-    the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
-    grows with ``n / p`` to ``2 / (bound - 1)``.
+    The largest gamma that a bound allows, ``2 / (bound - 1)``, falls from the first layer on in a straight line to zero, where the rule
+    becomes exact.
     """
+    depth, rules = call.place(), call.rules
 
-    def weight(y: Tensor, m: Tensor) -> Tensor:
-        size = y.abs()
-        part = ((m - size) / (m + size)).nan_to_num_(0.0, 0.0, 0.0).clamp_(0, 1)
-        gamma = (part * ((bound + 1) / (bound - 1)) - 1).clamp_(min=0)
-        return (gamma / 2) / (1 + gamma / 2)
+    def bound() -> float:
+        left = 1 - depth() / rules.exact_from if rules.exact_from else 0.0
+        return 1 + (rules.bound - 1) / left if left > 0 else float("inf")
 
-    return weight
+    return bound
 
 
 def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:

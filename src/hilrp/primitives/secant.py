@@ -21,7 +21,7 @@ from torch import Tensor
 from hilrp.primitives import bilinear, linear, normalisation, reindexing
 from hilrp.primitives import secant_functions as functions
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import linearised, redistribute
+from hilrp.primitives.functions import bounded, linearised, redistribute
 
 Rule = Callable[[Call], Any]
 
@@ -99,10 +99,10 @@ def weighted(call: Call) -> Tensor:
             return torch.zeros_like(t)
         return (call.difference(t) if call.changes(t) else t).abs()
 
-    change = y.detach() - call.output_before
-    fixed = (gamma / 2) / (1 + gamma / 2)
-    weight = linear.least_weight(rules.bound) if rules.linear == "bounded" else fixed
-    return redistribute(y, call.run(size), weight, change)
+    change, sizes = y.detach() - call.output_before, call.run(size)
+    if rules.linear == "bounded":
+        return bounded(y, sizes, linear.bound_of(call), change)
+    return redistribute(y, sizes, (gamma / 2) / (1 + gamma / 2), change)
 
 
 # Products -------------------------------------------------------------------------------------------------------------
