@@ -308,6 +308,7 @@ def test_relative_to_a_reference(folder, tmp_path):
     assert "relative to: 1.png (" in page
     assert f"reference {found['entries']['reference'][0]:.3f}" in page
     assert facts()["entries"]["reference"] == facts("--reference", "mean")["entries"]["reference"]
+    assert "relative to: mean;" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):

@@ -15,7 +15,7 @@ from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, Model
 from hilrp.explanation import Explanation, mean_of
 from hilrp.ledger import Books, Ledger, Site
 from hilrp.passes import Pass
-from hilrp.references import Question, Reference, find
+from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
 from hilrp.stages import find_stages
 from hilrp.targets import Contrast, Target
@@ -93,7 +93,7 @@ class Explainer:
         self.rules = Rules.named(rules)
         if reference is not None or self.rules.constants == "reference":
             self.rules = replace(self.rules, constants="reference")
-            reference = find("mean" if reference is None else reference)
+            reference = find(DEFAULT if reference is None else reference)
         self.reference: Reference | None = reference
         self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)

@@ -332,6 +332,8 @@ class Neutral:
         return kept[key]
 
 
+#: What rules that need a reference take where none is given.
+DEFAULT = "mean"
 #: Name -> reference.
 NAMED: dict[str, Reference] = {
     "neutral": Neutral(),

@@ -20,7 +20,7 @@ from hilrp.gallery import Gallery, Outcome, Wanted, checksum
 from hilrp.images import Source, find, read
 from hilrp.libraries.loaded import Loaded
 from hilrp.names import ZOO
-from hilrp.references import NAMED, Given, Reference, named
+from hilrp.references import DEFAULT, NAMED, Given, Reference, named
 from hilrp.verdicts import Verdict
 from hilrp.zoo.architectures import ARCHITECTURES
 
@@ -99,6 +99,8 @@ def explain(
         with errors.status(f"loading {escape(model)}"):
             loaded = hilrp.load(model, checkpoint, names, device)
         wanted = Wanted.parse(target, loaded, against)
+        if reference is None and hilrp.Rules.named(rules).constants == "reference":
+            reference = DEFAULT
         relative_to, said = _reference(reference, loaded)
         explainer = hilrp.Explainer(loaded.model, rules, relative_to)
         gallery = Gallery(loaded, explainer, wanted, output, batch, stages, fresh, said)
