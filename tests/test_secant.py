@@ -117,16 +117,85 @@ OPERATIONS = {
         (x @ A)[:, None], x[:, :, :2].tanh().reshape(2, 5, 1, 2), padding_mode="border", align_corners=False
     ),
     "lstm": lstm,
-    "dynamic filters": lambda x: F.conv1d(x[:1].reshape(1, 5, 6), x[:1, :, :3].reshape(1, 5, 3)).expand(2, 1, 4),
+    "topk and median": lambda x: x.topk(2, -1).values * torch.tensor([1.0, 2.0]) + x.median(-1, keepdim=True).values,
+    "kth value": lambda x: x.kthvalue(3, 1).values,
+    "masked topk": lambda x: x.masked_fill(torch.eye(6).bool()[:5], float("-inf")).topk(2, -1).values,
+    "logsumexp over axes": lambda x: x.logsumexp((1, 2), keepdim=True) * x,
+    "einsum of three": lambda x: torch.einsum("bij,bij,bij->bi", x, x @ A, x @ B),
+    "where by a mask": lambda x: torch.where(x > 0, x @ A, x @ B),
+    "masked mean": lambda x: (x * (x > 0)).sum(-1) / ((x > 0).sum(-1) + 1),
+    "complex square": lambda x: (torch.fft.fft(x) ** 2).real,
+    "fixed memory": lambda x: F.scaled_dot_product_attention(x[:, None], A[None, None, :4], B[None, None, :4] * 2)
+    + F.scaled_dot_product_attention(x[:, None], (x @ A)[:, None].mean(0, keepdim=True), x[:1, None]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_passes_on_the_difference(name):
     """In float64, to rounding: nothing is kept and nothing is made."""
-    if name == "dynamic filters":  # of one sample: both share the filter
-        return _check(lambda x: F.conv1d(x, (x @ A)[:, :3, :3].transpose(0, 1)[:3].repeat(1, 5, 1)[:, :5]), batch=1)
-    return _check(OPERATIONS[name], batch=2)
+    _check(OPERATIONS[name], 1 if name == "fixed memory" else 2)
+
+
+def test_filters_that_depend_on_the_input():
+    """Of one sample: in a batch they would be shared."""
+    _check(lambda x: F.conv1d(x, (x @ A)[:, :3, :3].transpose(0, 1)[:3].repeat(1, 5, 1)[:, :5]), batch=1)
+
+
+def count_up(x):
+    counts = torch.zeros(2, 5, 6, dtype=x.dtype)
+    counts += x > 0
+    return counts * x
+
+
+def marked(x):
+    marks = torch.zeros(2, 5, 6, dtype=torch.bool)
+    marks |= x > 0
+    marks[:, 0] = x[:, 0] > 0.5
+    return torch.where(marks, x, 0.2 * x)
+
+
+LEFT_OVER = {
+    "a mask added": lambda x: x + (x > 0).double(),
+    "a mask beside": lambda x: torch.cat([x, (x > 0).double()], 1),
+    "gathered where it is largest": lambda x: x.gather(-1, x.abs().topk(2).indices),
+    "a mask of attention": lambda x: F.scaled_dot_product_attention(
+        x, x, x, (x @ x.transpose(1, 2) > 0) | torch.eye(5).bool()
+    ),
+    "a bias of attention": lambda x: F.scaled_dot_product_attention(x, x, x, (x @ x.transpose(1, 2) > 0).double()),
+    "a mask of a softmax": lambda x: x.masked_fill(x < -0.5, float("-inf")).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OVER)
+def test_what_choices_leave_is_booked(name):
+    """No operand's difference can carry it: the books show it, and close."""
+    torch.manual_seed(1)
+    x, x0 = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
+    found = explain(LEFT_OVER[name], x, x0)
+    assert set(found.ledger.entries) == {"reference", "selection"}
+    torch.testing.assert_close(found.ledger.entries["reference"], total(LEFT_OVER[name](x0)))
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert bool(found.relevance.isfinite().all())
+
+
+@pytest.mark.parametrize("function", [count_up, marked])
+def test_choices_written_in_place(function):
+    _check(function, batch=2)
+
+
+#: Written for a batch of two, or sharing something between samples.
+FOR_TWO = ("fixed memory", "grouped attention", "lstm", "reindexing", "grid sample")
+
+
+@pytest.mark.parametrize("name", [name for name in [*OPERATIONS, *LEFT_OVER] if name not in FOR_TWO])
+def test_a_map_does_not_depend_on_the_other_samples(name):
+    function = (OPERATIONS | LEFT_OVER)[name]
+    torch.manual_seed(7)
+    x, x0 = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
+    x0[0] = x[0] + 1e-3 * x0[0]  # hardly any choice of the first differs
+    both = explain(function, x, x0, audit="off").relevance
+    alone = explain(function, x[:1], x0[:1], audit="off").relevance
+    torch.testing.assert_close(both[:1], alone, rtol=1e-6, atol=1e-10)
 
 
 def _check(function, batch):
@@ -144,7 +213,8 @@ def _check(function, batch):
 
 
 SMOOTH = [name for name in OPERATIONS if name not in (
-    "round", "where", "grid sample", "detached", "without gradients", "sort", "a mask of numbers", "dynamic filters", "lstm", "quotient that changes sign",
+    "round", "where", "grid sample", "detached", "without gradients", "sort", "a mask of numbers", "lstm", "quotient that changes sign",
+    "topk and median", "kth value", "masked topk", "where by a mask", "masked mean", "fixed memory",
 )]  # fmt: skip
 
 
@@ -164,9 +234,8 @@ def test_beside_the_reference_it_is_the_gradient(name):
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-7])
 def test_nothing_breaks_where_input_and_reference_agree(name, scale):
     torch.manual_seed(3)
-    x = torch.randn(2, 5, 6)
-    function = OPERATIONS[name]
-    model = Apply(lambda t: function(t.double()))
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    model = Apply(OPERATIONS[name])
     found = hilrp.explain(
         model.eval(), x, lambda y: y.flatten(1).sum(1), EXACT, x - scale * torch.randn_like(x), "off", None
     )
@@ -248,6 +317,58 @@ def test_the_bound_grows_with_depth():
     assert sizes[:3].tolist() == pytest.approx(expected, rel=1e-6)
     z = model.layers[3].weight[0].detach() * x[0, 90:]
     torch.testing.assert_close(found.relevance[0, 90:], z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["gelu", "abs", "leaky", "sigmoid", "softmax", "layer norm", "attention", "product", "max-pool"]
+)
+def test_half_types(name, dtype):
+    """The difference is held to the precision of the type, relative to what flows."""
+    torch.manual_seed(1)
+    x, x0 = torch.randn(2, 5, 6).to(dtype), torch.randn(2, 5, 6).to(dtype)
+
+    def function(t):
+        return OPERATIONS[name](t)
+
+    weights = {"A": A, "B": B}
+    globals().update({k: v.to(dtype) for k, v in weights.items()})
+    try:
+        found = explain(function, x, x0, audit="off")
+        expected = total(function(x).float()) - total(function(x0).float())
+    finally:
+        globals().update(weights)
+    gross = found.relevance.float().abs().flatten(1).sum(1)
+    assert bool(found.relevance.isfinite().all())
+    assert ((found.relevance.float().flatten(1).sum(1) - expected).abs() / gross).max() < 0.05
+
+
+def test_several_inputs(vit, pictures):
+    class Two(nn.Module):
+        def forward(self, a, b):
+            return (a * 2).flatten(1) @ torch.ones(12, 1) + b.flatten(1).tanh().sum(1, keepdim=True)
+
+    a, b, a0, b0 = (torch.randn(2, 3, 2, 2) for _ in range(4))
+    by_name = hilrp.explain(Two(), {"a": a, "b": b}, 0, "epsilon", {"b": b0, "a": a0}, stages=None)
+    torch.testing.assert_close(by_name.relevance["a"], 2 * (a - a0))
+    in_order = hilrp.explain(Two(), (a, a), 0, "epsilon", (a0, b0), stages=None)
+    torch.testing.assert_close(in_order.relevance[0], 2 * (a - a0))
+    assert torch.equal(in_order.reference[1], b0)
+    with pytest.raises(hilrp.InputError, match="names of the input, a, b"):
+        hilrp.explain(Two(), {"a": a, "b": b}, 0, "epsilon", {"a": a0})
+    with pytest.raises(hilrp.InputError, match="2 parts"):
+        hilrp.explain(Two(), (a, b), 0, "epsilon", (a0,))
+    number = hilrp.explain(nn.Linear(4, 2), torch.randn(3, 4), 0, "epsilon", 0.5, stages=None)
+    assert float(number.reference.mean()) == 0.5
+    for wrong, message in ((float("nan"), "finite"), ([], "empty list"), (True, "takes a name")):
+        with pytest.raises(hilrp.InputError, match=message):
+            hilrp.explain(vit, pictures, 0, reference=wrong)
+    with pytest.raises(hilrp.InputError, match="above 0"):
+        Blurred(0.0)
+    with pytest.raises(hilrp.InputError, match="takes 3 channels"):
+        hilrp.explain(vit, pictures, 0, reference=Colour((0.5, 0.5), mean=(0.5,) * 3, std=(0.5,) * 3))
+    with pytest.raises(hilrp.ModelError):
+        hilrp.explain(vit, torch.randn(1, 3, 30, 30), reference="neutral")
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -378,6 +499,13 @@ def test_neutral_colours():
     before = model.calls
     hilrp.explain(model, x, 0, "epsilon", rule)
     assert model.calls - before > 70, "other weights, another bank"
+    before = model.calls
+    model.scale.data.mul_(0.9)
+    hilrp.explain(model, x, 0, "epsilon", rule)
+    assert model.calls - before > 70
+    # A function of the output: greys alone are looked at.
+    found = hilrp.explain(model, x, lambda y: 5 + y[:, 0], "epsilon", rule)
+    assert float(found.ledger.entries["reference"].abs().max()) < 4.6
     # No colour is neutral: the smallest score is taken.
     found = hilrp.explain(model, x, 1, "epsilon", rule)
     assert float(found.ledger.entries["reference"].min()) >= 1

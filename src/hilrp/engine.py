@@ -160,6 +160,8 @@ class Engine(TorchFunctionMode):
             varying = [t for t in varying if t is operands[0]]
         if not varying:
             if self.relative and name not in CREATION and any(self.tracker.reference(t) is not None for t in operands):
+                if works_in_place or name == "setitem" or isinstance(kwargs.get("out"), Tensor):
+                    return in_place.run(self, func, name, args, kwargs)
                 return self._run_on_choices(func, args, kwargs)
             if any(t.requires_grad for t in operands):
                 with torch.no_grad():
@@ -231,7 +233,7 @@ class Engine(TorchFunctionMode):
             if t.shape != t0.shape:
                 raise ModelError(
                     f"The model took another way on the reference than on the input: at {self.path or '(model)'} a result has the shape "
-                    f"{tuple(t.shape)} there and {tuple(t0.shape)} here. Use a reference of the same shape, and a model whose control flow "
+                    f"{tuple(t0.shape)} there and {tuple(t.shape)} here. Use a reference of the same shape, and a model whose control flow "
                     "doesn't depend on pixel values."
                 )
             self.tracker.refer(t, t0)
@@ -410,7 +412,7 @@ class Engine(TorchFunctionMode):
         changed = [self.tracker.reference(t) is not None for t in tensors((args, kwargs))]
         args, kwargs = map_tensors(self.tracker.on_reference, (args, kwargs))
         with torch.no_grad():
-            return Reference(tensors((args, kwargs)), changed, func(*args, **kwargs))
+            return Reference(tensors((args, kwargs)), changed, func(*args, **kwargs), self.tracker.has_choices)
 
 
 def _folds(varying: list[Tensor], operands: Iterable[Tensor]) -> bool:

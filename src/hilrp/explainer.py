@@ -109,8 +109,10 @@ class Explainer:
         check_model(self.model)
         if self.reference is None:
             return self._explain(x, target, batch, None)
-        question = Question(self.model, x, target, batch).settled()
-        found = [self._explain(x, question.target, batch, each) for each in self.reference(question)]
+        references = self.reference(Question(self.model, x, target, batch))
+        if not references:
+            raise InputError("reference is an empty list: give at least one reference.")
+        found = [self._explain(x, target, batch, each) for each in references]
         return found[0] if len(found) == 1 else mean_of(found)
 
     def _explain(self, x: Any, target: Target | Contrast, batch: int, reference: Any) -> Explanation:

@@ -15,7 +15,7 @@ from hilrp.errors import InputError
 from hilrp.files import write_whole
 from hilrp.ledger import Ledger
 from hilrp.rules import Rules
-from hilrp.tree import map_tensors, tensors
+from hilrp.tree import jsonable, map_tensors, tensors
 from hilrp.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
@@ -72,9 +72,10 @@ class Explanation:
     @property
     def verdicts(self) -> list[Verdict]:
         """What the books say of each sample's map: valid, absorbed, inflated or degenerate."""
-        # Relative to a reference the pixels hold all that there is to explain, however much that is.
-        whole = self.ledger.share if self.reference is None else torch.ones_like(self.ledger.score)
-        pairs = zip(whole.tolist(), self.ledger.residual.tolist(), strict=True)
+        # Relative to a reference it is the difference of the scores that is on the pixels, or isn't.
+        explained = self.ledger.explained
+        share = torch.where(explained == self.ledger.pixels, 1, self.ledger.pixels / explained)
+        pairs = zip(share.tolist(), self.ledger.residual.tolist(), strict=True)
         return [verdict(share, residual, self.tolerance) for share, residual in pairs]
 
     def __len__(self) -> int:
@@ -101,6 +102,10 @@ class Explanation:
 
     def facts(self) -> dict[str, Any]:
         """The figures of the explanation as plain numbers, per sample, for JSON."""
+        plain: dict[str, Any] = jsonable(self._facts())
+        return plain
+
+    def _facts(self) -> dict[str, Any]:
         return {
             "score": self.score.tolist(),
             "target": None if self.target is None else self.target.tolist(),
@@ -207,6 +212,7 @@ def mean_of(explanations: Sequence[Explanation]) -> Explanation:
         }
         return map_tensors(lambda t: means.get(id(t), t), trees[0])
 
-    first = explanations[0]
-    parts = ("relevance", "stages", "trace", "ledger", "reference")
-    return replace(first, **{name: mean([getattr(each, name) for each in explanations]) for name in parts})
+    parts = ("relevance", "stages", "trace", "reference")
+    means = {name: mean([getattr(each, name) for each in explanations]) for name in parts}
+    notes = {note: count for each in explanations for note, count in each.notes.items()}
+    return replace(explanations[0], **means, ledger=Ledger.mean([each.ledger for each in explanations]), notes=notes)

@@ -51,8 +51,9 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
 
 def _twin(name: str, path: str) -> Any:
     for space in (torch.Tensor, torch, torch._C._nn):
-        if hasattr(space, name):
-            return getattr(space, name)
+        for own in (name, f"bitwise_{name}"):
+            if hasattr(space, own):
+                return getattr(space, own)
     raise ModelError(
         f"The in-place operation `{name}_` in {path or '(model)'} has no out-of-place form in torch. "
         "Write that line of the model without it, for instance with torch.where or torch.cat."

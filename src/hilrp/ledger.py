@@ -9,6 +9,7 @@ what no constant explains is a leak.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -176,17 +177,26 @@ class Ledger:
     @staticmethod
     def joined(ledgers: list[Ledger]) -> Ledger:
         """The ledgers of several samples as one."""
+        return Ledger._together(ledgers, torch.cat)
 
-        def join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    @staticmethod
+    def mean(ledgers: list[Ledger]) -> Ledger:
+        """The mean of ledgers of the same samples."""
+        return Ledger._together(ledgers, lambda parts: torch.stack(parts).mean(0))
+
+    @staticmethod
+    def _together(ledgers: list[Ledger], join: Callable[[list[Tensor]], Tensor]) -> Ledger:
+        none = torch.zeros_like(ledgers[0].score)
+
+        def by_name(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
             names = dict.fromkeys(name for part in parts for name in part)
-            none = torch.zeros_like(ledgers[0].score)
-            return {name: torch.cat([part.get(name, none) for part in parts]) for name in names}
+            return {name: join([part.get(name, none) for part in parts]) for name in names}
 
         return Ledger(
-            score=torch.cat([each.score for each in ledgers]),
-            pixels=torch.cat([each.pixels for each in ledgers]),
-            entries=join([each.entries for each in ledgers]),
-            leaks=join([each.leaks for each in ledgers]),
+            score=join([each.score for each in ledgers]),
+            pixels=join([each.pixels for each in ledgers]),
+            entries=by_name([each.entries for each in ledgers]),
+            leaks=by_name([each.leaks for each in ledgers]),
             itemised=ledgers[0].itemised,
         )
 

@@ -71,9 +71,9 @@ class Pass:
         self.engine = engine = Engine(model, rules, books, on_problem, self._capture, relative, inspect)
         with torch.inference_mode(False), torch.enable_grad(), as_written():
             self._leaves = map_tensors(self._leaf, x)
-            before = {
-                id(t): t0.detach().clone() for t, t0 in zip(tensors(self._leaves), tensors(reference), strict=False)
-            }
+            # Inputs that are held fixed have no reference.
+            pairs = zip(tensors(self._leaves), tensors(reference), strict=False)
+            before = {id(t): t0.detach().clone() for t, t0 in pairs if t.requires_grad}
             inputs = map_tensors(
                 lambda t: engine.tracker.watch(t, Layout(0, 1), before.get(id(t))) if t.requires_grad else t,
                 self._leaves,
@@ -101,7 +101,8 @@ class Pass:
             seeds = seeds * (torch.arange(len(seeds), device=seeds.device) == sample)
         wanted = [t for t in tensors(self._leaves) if t.requires_grad]
         try:
-            with torch.inference_mode(False):
+            # In the types of the forward pass: the caller's autocast is not for what runs here.
+            with torch.inference_mode(False), torch.autocast(self.score.device.type, enabled=False):
                 gradients = torch.autograd.grad(
                     self._graph, wanted, seeds, retain_graph=sample is not None, allow_unused=True
                 )

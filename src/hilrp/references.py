@@ -7,7 +7,8 @@ whose score is about zero, so that the pixels hold the score itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.errors import InputError
-from hilrp.passes import call_model
+from hilrp import messages
+from hilrp.errors import HilrpError, InputError, ModelError
+from hilrp.passes import as_written, call_model
 from hilrp.targets import Contrast, Target, logits_of, score_of
 from hilrp.tree import map_tensors, tensors
 
@@ -42,7 +44,7 @@ class Question:
         """The input with its images changed; whatever else the model is given stays."""
         if not any(_is_image(t) for t in tensors(self.x)):
             raise InputError(
-                "The input holds no images [B,C,H,W] to take a reference of. Give reference=, a tensor like the input."
+                "The input holds no images [B,C,H,W], of which this reference could be made. Give a number, or an input like x, as the reference."
             )
         return map_tensors(lambda t: change(t.detach()).to(t) if _is_image(t) else t, self.x)
 
@@ -54,14 +56,22 @@ class Question:
         """The same with the predicted classes of the input for the target, where that is what is explained."""
         if self.target is not None:
             return self
-        with torch.no_grad():
-            classes = score_of(call_model(self.model, self.x), None, self.batch).classes
-        return replace(self, target=classes)
+        return replace(self, target=score_of(self.output(self.x), None, self.batch).classes)
+
+    def output(self, x: Any) -> Any:
+        """What the model makes of an input."""
+        try:
+            with torch.no_grad(), as_written():
+                return call_model(self.model, x)
+        except (HilrpError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors(x))
+            raise ModelError(messages.failed_forward(error, "the model itself", shapes)) from error
 
     def score(self, x: Any) -> Tensor:
         """The explained score of another input."""
-        with torch.no_grad():
-            return score_of(call_model(self.model, x), self.target, self.batch).value
+        return score_of(self.output(x), self.target, self.batch).value
 
 
 def _is_image(t: Tensor) -> bool:
@@ -88,13 +98,26 @@ class Given:
 
     def __call__(self, question: Question) -> list[Any]:
         """The value, for each sample."""
-        theirs, ours = tensors(self.value), tensors(question.x)
-        if len(theirs) != len(ours):
+        return [self._like(self.value, question.x, question.batch)]
+
+    def _like(self, value: Any, x: Any, batch: int) -> Any:
+        """The reference in the form of the input, part by part."""
+        if isinstance(x, Mapping):
+            if not isinstance(value, Mapping) or set(value) != set(x):
+                raise InputError(f"reference must have the names of the input, {', '.join(map(str, x))}.")
+            return type(x)({name: self._like(value[name], part, batch) for name, part in x.items()})  # type: ignore[call-arg]
+        if isinstance(x, (tuple, list)):
+            if not isinstance(value, (tuple, list)) or len(value) != len(x):
+                raise InputError(f"reference must have {len(x)} parts, as the input has.")
+            return type(x)(self._like(*parts, batch) for parts in zip(value, x, strict=True))
+        if not isinstance(x, Tensor):
+            return x
+        if not isinstance(value, Tensor):
             raise InputError(
-                f"reference holds {len(theirs)} tensors, the input {len(ours)}: give it in the form of the input."
+                f"reference is a {type(value).__name__}; give a tensor, a name, or one of hilrp.references."
             )
-        fitted = {id(x): self._fitted(t, x) for t, x in zip(theirs, ours, strict=True)}
-        return [map_tensors(lambda t: fitted[id(t)], question.x)]
+        # What the explanation holds fixed can't be another one on the reference.
+        return self._fitted(value, x) if x.is_floating_point() and x.shape[:1] == (batch,) else x
 
     @staticmethod
     def _fitted(value: Tensor, x: Tensor) -> Tensor:
@@ -116,6 +139,10 @@ class Constant:
 
     value: float | tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.value if isinstance(self.value, tuple) else (self.value,))):
+            raise InputError(f"references.Constant({self.value}) isn't a finite number.")
+
     def __call__(self, question: Question) -> list[Any]:
         """The value everywhere."""
 
@@ -125,7 +152,10 @@ class Constant:
                 raise InputError(f"references.Constant has {value.shape[0]} values for {t.shape[1]} channels.")
             return value.expand_as(t)
 
-        return [question.images(fill)]
+        value = self.value
+        if isinstance(value, tuple) or any(map(_is_image, tensors(question.x))):
+            return [question.images(fill)]
+        return [map_tensors(lambda t: torch.full_like(t, value) if t.is_floating_point() else t, question.x)]
 
 
 @dataclass(frozen=True)
@@ -150,6 +180,8 @@ class Colour:
                 "hilrp.references.Colour(value, mean=..., std=...), or references.Constant(value as the model takes it)."
             )
         colour = self.value if isinstance(self.value, tuple) else (self.value,) * len(mean)
+        if len(colour) != len(mean):
+            raise InputError(f"references.Colour has {len(colour)} values, the model takes {len(mean)} channels.")
         return Constant(tuple((c - m) / s for c, m, s in zip(colour, mean, std, strict=True)))(question)
 
 
@@ -179,6 +211,10 @@ class Blurred:
 
     sigma: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma < 10:
+            raise InputError(f"references.Blurred(sigma={self.sigma}): give a part of the image's side, above 0.")
+
     def __call__(self, question: Question) -> list[Any]:
         """The blurred images."""
         return [question.images(self._blur)]
@@ -203,6 +239,8 @@ class Average:
         return [x for each in self.references for x in find(each)(question)]
 
 
+#: Mean and standard deviation of photographs, as most models take them.
+_PHOTOGRAPHS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 #: Levels of each channel in the bank of colours, and how many greys there are besides.
 _LEVELS, _GREYS = 4, 13
 #: Colours that go through the model at once.
@@ -220,8 +258,8 @@ class Neutral:
     Attributes:
         small: How small: as a part of the score that is explained.
         steps: How often the way between two colours is halved.
-        mean, std: What the model's preprocessing subtracts and divides by; by default what timm says of the model, and else the range of
-            the input is taken for that of all images.
+        mean, std: What the model's preprocessing subtracts and divides by; by default what timm says of the model, and else what is
+            usual for photographs (ImageNet's).
     """
 
     small: float = 0.03
@@ -242,14 +280,14 @@ class Neutral:
         score = question.score(question.x)
         found = self._scores(question, colours)
         means = image.detach().float().mean((2, 3))
-        chosen = torch.stack([self._choose(question, colours, *each) for each in zip(found, score, means, strict=True)])
+        chosen = torch.stack([self._choose(colours, *each) for each in zip(found, score, means, strict=True)])
         needs = (found.gather(1, chosen[:, :1]).squeeze(1).abs() > self.small * score.abs()).tolist()
         picked = colours[chosen[:, 0]].clone()
         if any(needs):
             picked = self._between(question, colours[chosen[:, 0]], colours[chosen[:, 1]], found, chosen, score)
         return [question.coloured(picked)]
 
-    def _choose(self, question: Question, colours: Tensor, found: Tensor, score: Tensor, mean: Tensor) -> Tensor:
+    def _choose(self, colours: Tensor, found: Tensor, score: Tensor, mean: Tensor) -> Tensor:
         """The nearest colour that is neutral; else the nearest of those that score above zero, and of those below."""
         far = (colours - mean).square().sum(1)
         good = found.abs() <= self.small * score.abs()
@@ -258,7 +296,7 @@ class Neutral:
             return torch.stack([best, best])
         above, below = found > 0, found < 0
         if not (bool(above.any()) and bool(below.any())):
-            best = found.abs().argmin()
+            best = found.abs().nan_to_num(nan=float("inf")).argmin()
             return torch.stack([best, best])
         return torch.stack([far.masked_fill(~side, float("inf")).argmin() for side in (above, below)])
 
@@ -282,11 +320,10 @@ class Neutral:
     def _colours(self, model: nn.Module, image: Tensor) -> Tensor:
         channels = image.shape[1]
         mean, std = _normalisation(model, self.mean, self.std)
-        if mean is not None and std is not None and len(mean) == channels:
-            shift, scale = (image.new_tensor(v).float() for v in (mean, std))
-            low, high = -shift / scale, (1 - shift) / scale
-        else:
-            low, high = (image.detach().float().amin((0, 2, 3)), image.detach().float().amax((0, 2, 3)))
+        if mean is None or std is None or len(mean) != channels:
+            mean, std = (_PHOTOGRAPHS[0], _PHOTOGRAPHS[1]) if channels == 3 else ((0.5,) * channels, (0.25,) * channels)
+        shift, scale = (image.new_tensor(v).float() for v in (mean, std))
+        low, high = -shift / scale, (1 - shift) / scale
         steps = torch.linspace(0, 1, _LEVELS)
         greys = torch.linspace(0, 1, _GREYS)[:, None].expand(-1, channels)
         several = torch.cartesian_prod(*[steps] * channels) if 1 < channels <= 3 else greys
@@ -318,17 +355,17 @@ class Neutral:
         return score_of(outputs, one(target), len(outputs)).value
 
     def _kept(self, model: nn.Module, colours: Tensor, image: Tensor) -> Tensor:
-        version = sum(p._version for p in (*model.parameters(), *model.buffers()) if not p.is_inference())
-        key = (tuple(image.shape[1:]), image.dtype, image.device, version, tuple(colours.flatten().tolist()))
-        kept = self._outputs.setdefault(model, {})
+        weights = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+        check = sum(float(t.detach().double().sum()) + float(t.detach().double().abs().sum()) for t in weights)
+        key = (tuple(image.shape[1:]), image.dtype, image.device, check, tuple(colours.flatten().tolist()))
+        kept = self._outputs.get(model, {})
         if key not in kept:
             with torch.no_grad():
                 parts = [
                     logits_of(model(part.to(image)[:, :, None, None].expand(-1, *image.shape[1:]).contiguous()))
                     for part in colours.split(_BATCH)
                 ]
-            kept.clear()
-            kept[key] = torch.cat(parts)
+            kept = self._outputs[model] = {key: torch.cat(parts)}
         return kept[key]
 
 

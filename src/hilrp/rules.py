@@ -32,7 +32,7 @@ class Rules:
         bound: Of ``"bounded"``: how many times as much relevance a unit of the first layer may hand out, in size, as it gets.
         exact_from: Of ``"bounded"``: the depth, from 0 to 1, from which on units may hand out whatever they do without a gamma. In between the
             bound grows.
-        attention: What a product of two input-dependent factors does: ``"cp"`` sends all relevance
+        attention: Without a reference, what a product of two input-dependent factors does: ``"cp"`` sends all relevance
             through the signal, ``"uniform"`` splits it evenly, ``"attnlrp"`` splits it evenly and
             carries the gate's part on through the softmax by its Taylor expansion.
         constants: What happens to the relevance of biases and other constants: ``"absorb"`` leaves it
@@ -74,8 +74,8 @@ class Rules:
             self.unlisted == "raw" or self.linear not in ("gamma", "bounded", "epsilon")
         ):
             raise InputError(
-                f'Rules(linear={self.linear!r}, unlisted={self.unlisted!r}) has no form relative to a reference. Use linear="gamma" or '
-                '"epsilon", and unlisted="rule".'
+                f'Rules(linear={self.linear!r}, unlisted={self.unlisted!r}) has no form relative to a reference. Use linear="gamma", '
+                '"bounded" or "epsilon", and unlisted="rule".'
             )
 
         if not 1 < self.bound < float("inf"):

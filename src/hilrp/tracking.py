@@ -34,6 +34,7 @@ class Tracker:
         self._detached: dict[int, weakref.ref[Tensor]] = {}
         self._input_nodes: list[Any] = []
         self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self.has_choices = False
 
     def info(self, tensor: Tensor) -> Info | None:
         """The tensor's entry, if it depends on the input."""
@@ -71,6 +72,7 @@ class Tracker:
 
     def refer(self, tensor: Tensor, reference: Tensor) -> None:
         """Enters what a tensor is on the reference input; masks and indices may have one, too."""
+        self.has_choices |= not (tensor.is_floating_point() or tensor.is_complex())
         key, table = id(tensor), self._references
         table[key] = (weakref.ref(tensor, lambda _: table.pop(key, None)), reference)
 

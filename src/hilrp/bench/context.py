@@ -74,7 +74,7 @@ class Context:
     @cached_property
     def score(self) -> Tensor:
         """The logits of the explained classes."""
-        return scores(self.loaded.model, self.inputs.x, self.inputs.labels)
+        return scores(self.loaded.model, self.inputs.x, self.inputs.labels, fast=False)
 
     def segments(self, i: int) -> Tensor:
         """The number of each pixel's segment in image ``i``, ``[H,W]``."""

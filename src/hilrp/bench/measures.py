@@ -56,10 +56,10 @@ def _conservation(context: Context, method: Method, maps: Tensor) -> Figures:
         return {}
     explainer = Explainer(context.loaded.model, replace(Rules.named(method.rules), **dict(method.options)), audit="off")
     found = explainer.explain(context.inputs.x[: context.effort.few], context.inputs.labels[: context.effort.few])
-    figures = {
-        "pixels' share": maps.flatten(1).double().sum(1) / context.score.double(),
-        "residual": found.ledger.residual,
-    }
+    share = maps.flatten(1).double().sum(1) / context.score.double()
+    if found.reference is not None:  # of what is explained, the difference to the reference's score
+        share = found.ledger.pixels / found.ledger.explained
+    figures = {"pixels' share": share, "residual": found.ledger.residual}
     return figures | {f"trace {name}": value for name, value in found.trace.items()}
 
 

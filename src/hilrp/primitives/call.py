@@ -29,11 +29,15 @@ class Level(IntEnum):
 
 
 class Reference(NamedTuple):
-    """The same call on the reference: its operands, in the order of the call's, which of them differ there, and its output."""
+    """The same call on the reference: its operands, in the order of the call's, which of them differ there, and its output.
+
+    ``choosing`` says that masks or indices that depend on the input have been met in the pass.
+    """
 
     operands: list[Tensor]
     changed: list[bool]
     output: Any
+    choosing: bool = False
 
 
 @dataclass(slots=True)
@@ -115,6 +119,11 @@ class Call:
         """The mean of an operand and what it is on the reference, without a graph."""
         with torch.no_grad():
             return (tensor + self.before(tensor)) / 2 if self.changes(tensor) else tensor
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """Operands that depend on the input through choices alone (a mask, an index, a mask of numbers), and carry nothing."""
+        return [t for t in self.operands if self.changes(t) and not t.requires_grad]
 
     @property
     def choices(self) -> list[tuple[Tensor, Tensor]]:

@@ -24,7 +24,8 @@ def weighted(call: Call) -> Tensor:
     rules, gamma = call.rules, gamma_of(call)
     if rules.linear == "zplus":
         return zplus(call, rules.epsilon)
-    if rules.linear == "epsilon" or gamma == 0 or any(t.is_complex() for t in call.operands):
+    free = gamma == 0 and rules.linear != "bounded"
+    if rules.linear == "epsilon" or free or any(t.is_complex() for t in call.operands):
         return epsilon(call)
     if rules.linear == "bounded":
         return bounded(call)

@@ -41,7 +41,8 @@ def affine(call: Call) -> Any:
     """
     y = call.run()
     same_shape = [t.shape for t in _tensors(y)] == [t.shape for t in _tensors(call.output_before)]
-    if same_shape and any(not torch.equal(t, t0) for t, t0 in call.choices):
+    numbers = any(t.is_floating_point() or t.is_complex() for t in call.fixed)
+    if same_shape and (numbers or any(not torch.equal(t, t0) for t, t0 in call.choices)):
         for out, before, moved in zip(*map(_tensors, (y, call.output_before, _on_differences(call))), strict=True):
             if out.requires_grad:
                 call.book(out, out.detach() - before - moved, "selection")
@@ -110,11 +111,11 @@ def weighted(call: Call) -> Tensor:
 
 def product(call: Call) -> Tensor:
     """Products of two factors, and quadratic forms: ``D(u v) = ubar D v + D u vbar``, the native backward pass at the midpoints."""
-    carriers = call.carriers
-    # A factor that depends on the input through choices alone (a mask) passes nothing on.
-    fixed = [t for t in call.operands if call.changes(t) and not t.requires_grad]
+    carriers, fixed = call.carriers, call.fixed
     if fixed and call.name == "mul" and carriers:
         return _by_sizes(call, carriers)
+    if sum(map(call.changes, call.operands)) > 2:
+        return _several(call, carriers)
     y = call.run(lambda t: linearised(t, call.middle(t)) if call.changes(t) else t)
     out = linearised(y, call.value())
     if out.requires_grad:
@@ -128,6 +129,29 @@ def _with(call: Call, one: Tensor, value: Tensor, others: Callable[[Tensor], Ten
     """The operation with some value for one operand, and a function of the others that depend on the input."""
     y: Tensor = call.run(lambda t: value if t is one else others(t) if call.changes(t) else t)
     return y
+
+
+def _several(call: Call, carriers: list[Tensor]) -> Tensor:
+    """Products of three factors and more: each is looked at with the others as now and as before, over all orders."""
+    value, parts = call.value(), []
+    count = len(carriers)
+    for one in carriers:
+        others = [t for t in carriers if t is not one]
+        for now in itertools.product((False, True), repeat=count - 1):
+            state = {id(t): (t if up else call.before(t)).detach() for t, up in zip(others, now, strict=True)}
+            part = call.run(partial(_looked_up, state))
+            parts.append(linearised(part, torch.zeros_like(part), _orders(sum(now), count)))
+    out = linearised(torch.stack(parts).sum(0), value)
+    if call.fixed:
+        with torch.no_grad():
+            moved = value - call.run(lambda t: t if t.requires_grad else call.before(t))
+        call.book(out, moved, "selection")
+    return out
+
+
+def _orders(before: int, count: int) -> float:
+    """The part of all orders of ``count`` operands in which one comes after ``before`` given others."""
+    return math.factorial(before) * math.factorial(count - 1 - before) / math.factorial(count)
 
 
 def root(call: Call) -> Tensor:
@@ -144,8 +168,9 @@ def root(call: Call) -> Tensor:
 def norm(call: Call) -> Tensor:
     """Of order two by `root`; others are written out."""
     name = "ord" if call.name == "linalg_vector_norm" or call.name == "linalg_norm" else "p"
-    order = call.argument(1, name, 2)
-    if order in (None, 2, 2.0, "fro"):
+    order, dim = call.argument(1, name, 2), call.argument(2, "dim")
+    matrix = call.name == "linalg_norm" and isinstance(dim, (tuple, list)) and len(dim) == 2
+    if order in (None, "fro") or isinstance(order, (tuple, list)) or (order == 2 and not matrix):
         return root(call)
     return proportional(call)
 
@@ -161,6 +186,8 @@ def divide(call: Call) -> Tensor:
     a, b = (second, first) if call.name in ("rdiv", "rtruediv") else (first, second)
     if not (isinstance(b, Tensor) and call.changes(b)):
         return affine(call)
+    if call.fixed and call.carriers:
+        return _by_sizes(call, call.carriers)
     y = call.value()
     with torch.no_grad():
         b0, middle = call.before(b), call.middle(b)
@@ -185,6 +212,10 @@ def _shared(call: Call, operands: list[Tensor], slopes: list[Tensor]) -> Tensor:
 
 #: Functions that aren't defined everywhere: how far they are looked at beside a point goes by its size.
 _DOMAINS = frozenset("sqrt rsqrt reciprocal log log2 log10 log1p pow rpow".split())
+#: Functions made of straight pieces: a slope is exact, unless the two values are the same.
+_KINKED = frozenset(
+    "abs leaky_relu prelu rrelu relu6 hardtanh clamp clamp_min clamp_max threshold hardsigmoid hardshrink softshrink".split()
+)
 #: Functions of steps have no slope.
 _STEPS = frozenset("floor ceil round trunc sign div".split())
 
@@ -195,7 +226,9 @@ def elementwise(call: Call) -> Tensor:
     if not carriers:
         return y
     if any(t.is_complex() for t in carriers):
-        return root(call)
+        return root(call) if call.name == "abs" else product(call)
+    if call.fixed:
+        return _by_sizes(call, carriers)
     if len(carriers) > 1 or y.shape != carriers[0].shape:
         return _by_effects(call, carriers)
     (a,) = carriers
@@ -205,20 +238,32 @@ def elementwise(call: Call) -> Tensor:
 
 
 def _slope(call: Call, a: Tensor, y: Tensor) -> Tensor:
-    middle, change = call.middle(a), call.difference(a)
-    slope = (y - call.output_before) / change
+    # Half types are too coarse to look for a slope beside a point.
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    now, before = a.to(wide), call.before(a).to(wide)
+    middle, change = (now + before) / 2, now - before
+    slope = (y.to(wide) - call.output_before.to(wide)) / change
     if call.name in _STEPS:
         return slope.nan_to_num_(0.0, 0.0, 0.0)
     if call.name == "relu":
-        return torch.where(change == 0, (y > 0).to(y), slope)
+        return torch.where(change == 0, (y > 0).to(slope), slope)
     size = middle.abs() if call.name in _DOMAINS else middle.abs().clamp(min=1)
-    eps = torch.finfo(a.dtype).eps
+    eps = torch.finfo(wide).eps
     reach = eps ** (1 / 3) * size
     limit = (_with(call, a, middle + reach, Tensor.detach) - _with(call, a, middle - reach, Tensor.detach)) / (
         2 * reach
     )
-    near = (change.abs() < eps**0.8 * size) & limit.isfinite()
+    close = change == 0 if call.name in _KINKED else change.abs() < eps**0.8 * size
+    near = close & limit.isfinite()
     return torch.where(near, limit, slope).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _sized(call: Call, carriers: list[Tensor], y: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Slopes by which each operand gets a part by the size of its change, and the sum of these sizes."""
+    changes = [call.difference(t) for t in carriers]
+    total = torch.stack([c.abs().expand_as(y) for c in changes]).sum(0)
+    moved = ((y - call.output_before) / torch.where(total > 0, total, 1)).nan_to_num_(0.0, 0.0, 0.0)
+    return [moved * c.sign() for c in changes], total
 
 
 def _looked_up(known: dict[int, Tensor], t: Tensor) -> Tensor:
@@ -238,9 +283,8 @@ def _by_effects(call: Call, carriers: list[Tensor]) -> Tensor:
             effect = torch.zeros_like(values[(True,) * count])
             for now in values:
                 if now[i]:
-                    before = sum(now) - 1
-                    orders = math.factorial(before) * math.factorial(count - 1 - before) / math.factorial(count)
-                    effect += orders * (values[now] - values[(*now[:i], False, *now[i + 1 :])])
+                    step = values[now] - values[(*now[:i], False, *now[i + 1 :])]
+                    effect += _orders(sum(now) - 1, count) * step
             slopes.append((effect / call.difference(one)).nan_to_num_(0.0, 0.0, 0.0))
     return _shared(call, carriers, slopes)
 
@@ -249,10 +293,7 @@ def _by_sizes(call: Call, carriers: list[Tensor]) -> Tensor:
     """Each of several operands gets a part by the size of its change."""
     y = call.value()
     with torch.no_grad():
-        changes = [call.difference(t) for t in carriers]
-        total = torch.stack([c.abs().expand_as(y) for c in changes]).sum(0)
-        moved = (y - call.output_before) / torch.where(total > 0, total, 1)
-        slopes = [moved * c.sign() for c in changes]
+        slopes, total = _sized(call, carriers, y)
     out = _shared(call, carriers, slopes)
     left = (y - call.output_before) * (total == 0)
     if bool(left.any()):
@@ -327,15 +368,36 @@ def ordered(call: Call) -> Any:
     index, index0 = value[1], before[1]
     if index.ndim < a.ndim:
         index, index0 = index.unsqueeze(dim), index0.unsqueeze(dim)
-    out = functions.selected((a, call.before(a)), (value[0], before[0]), (index, index0), (dim, dim))
+    out = functions.selected((a, call.before(a)), (value[0], before[0]), (index, index0), (dim, dim), rest=True)
     return type(value)((out, value[1]))
 
 
 def choose(call: Call) -> Tensor:
     """Where and masked_fill: as they are, if the choice is the same on the reference; else by the sizes of the changes."""
-    if all(torch.equal(t, t0) for t, t0 in call.choices):
+    carriers = call.carriers
+    if not call.fixed or not carriers:
         return affine(call)
-    return _by_sizes(call, call.carriers)
+    y = call.value()
+    with torch.no_grad():
+        differs = torch.zeros_like(y, dtype=torch.bool)
+        for t, t0 in call.choices:
+            differs |= t != t0
+        sized, total = _sized(call, carriers, y)
+        slopes = []
+        for one, slope in zip(carriers, sized, strict=True):
+            taken = _alone(call, one, torch.ones_like(one)) - _alone(call, one, torch.zeros_like(one))
+            slopes.append(torch.where(differs, slope, taken).nan_to_num_(0.0, 0.0, 0.0))
+        left = (y - call.output_before).nan_to_num_(0.0, 0.0, 0.0) * (differs & (total == 0))
+    out = _shared(call, carriers, slopes)
+    if bool(left.any()):
+        call.book(out, left, "selection")
+    return out
+
+
+def _alone(call: Call, one: Tensor, value: Tensor) -> Tensor:
+    """The operation with a value for one operand and zeros for the other numbers."""
+    y: Tensor = call.run(lambda t: value if t is one else torch.zeros_like(t) if t.is_floating_point() else t)
+    return y
 
 
 def proportional(call: Call) -> Tensor:
@@ -354,7 +416,8 @@ def proportional(call: Call) -> Tensor:
     )
     known = seen.abs() > torch.finfo(seen.dtype).eps * wanted.abs()
     out = linearised(y, value, torch.where(known, wanted / torch.where(known, seen, 1), 0))
-    call.book(out, wanted.masked_fill(known, 0), "selection")
+    if bool((wanted.masked_fill(known, 0) != 0).any()):
+        call.book(out, wanted.masked_fill(known, 0), "selection")
     return out
 
 
@@ -366,7 +429,15 @@ def softmax(call: Call) -> Tensor:
     s, dim = call.argument(0, "input"), call.argument(1, "dim", -1)
     if not s.requires_grad:
         return call.value()
-    return functions.softmax(s, call.before(s), call.value(), call.output_before, dim)
+    value, before = call.value(), call.output_before
+    out = functions.softmax(s, call.before(s), value, before, dim)
+    if call.reference is not None and call.reference.choosing:
+        # What is masked on one of the two alone has no finite difference of scores.
+        with torch.no_grad():
+            change = (s - call.before(s)).nan_to_num_(0.0, 0.0, 0.0)
+            mean = functions.mean_weights(s, call.before(s), value, before, dim)
+            call.book(out, value - before - functions.through_softmax(change, mean, dim), "selection")
+    return out
 
 
 def log_sum(call: Call) -> Tensor:
@@ -376,9 +447,7 @@ def log_sum(call: Call) -> Tensor:
     if not s.requires_grad:
         return value
     with torch.no_grad():
-        logs = [
-            t.double().log_softmax(dim) if t.dtype == torch.float64 else t.log_softmax(dim) for t in (s, call.before(s))
-        ]
+        logs = [t - t.logsumexp(dim, keepdim=True) for t in (s, call.before(s))]
         mean = functions.log_mean(logs[0].exp(), logs[1].exp(), logs[0] - logs[1])
         weights = mean / mean.sum(dim, keepdim=True)
     total = (s * weights).sum(dim, keepdim=True)
@@ -395,7 +464,12 @@ def attention(call: Call) -> Tensor:
     scale = operands[0].shape[-1] ** -0.5 if scale is None else scale
     masks = (mask, call.before(mask)) if mask is not None else (None, None)
     causal = bool(call.argument(5, "is_causal", False))
-    return functions.attention(operands, [call.before(t) for t in operands], masks, call.value(), scale, causal)
+    before = [call.before(t) for t in operands]
+    out = functions.attention(operands, before, masks, call.value(), scale, causal)
+    if mask is not None and call.changes(mask) and not mask.requires_grad and out.requires_grad:
+        with torch.no_grad():
+            call.book(out, functions.beyond_masks(operands, before, masks, scale, causal), "selection")
+    return out
 
 
 # Reading at positions -----------------------------------------------------------------------------------------------------------

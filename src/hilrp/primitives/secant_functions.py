@@ -6,6 +6,7 @@ returns its value untouched and passes on exactly what comes in: ``sum(g_a * (a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,11 +28,15 @@ def log_mean(a: Tensor, a0: Tensor, ratio: Tensor) -> Tensor:
     return torch.where(small, middle, (a - a0) / torch.where(small, 1, ratio)).nan_to_num_(0.0, 0.0, 0.0)
 
 
+def mean_weights(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
+    """The logarithmic mean of the softmaxes of two scores."""
+    return log_mean(value, value0, s.log_softmax(dim) - s0.log_softmax(dim))
+
+
 class _Softmax(Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
-        ratio = s.log_softmax(dim) - s0.log_softmax(dim)
-        ctx.save_for_backward(log_mean(value, value0, ratio))
+        ctx.save_for_backward(mean_weights(s, s0, value, value0, dim))
         ctx.dim = dim
         return value.detach()
 
@@ -108,43 +113,87 @@ class _Attention(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, q0, k0, v0, mask0 = ctx.saved_tensors
-        groups = q.shape[-3] // k.shape[-3] if q.ndim > 2 and k.shape[-3] != q.shape[-3] else 1
-        if groups > 1:
-            k, v, k0, v0 = (t.repeat_interleave(groups, -3) for t in (k, v, k0, v0))
-        middle_k, middle_v = (k + k0) / 2, (v + v0) / 2
-        g_q, g_k, g_v = [], torch.zeros_like(middle_k), torch.zeros_like(middle_v)
-        g_mask: list[Tensor] | None = [] if mask is not None and ctx.needs_input_grad[3] else None
+        saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        q, k, v, mask, q0, k0, v0, mask0 = _prepared(saved, ctx.scale)
+        g = g.to(q.dtype)
+        middle_q, middle_k, middle_v = (q + q0) / 2, (k + k0) / 2, (v + v0) / 2
+        shares: list[list[Tensor]] = [[], [], [], []]
         for start in range(0, q.shape[-2], _ROWS):
             rows = slice(start, start + _ROWS)
-            s = _scores(q, k, mask, rows, ctx.scale, ctx.causal)
-            s0 = _scores(q0, k0, mask0, rows, ctx.scale, ctx.causal)
-            a, a0 = s.softmax(-1), s0.softmax(-1)
-            mean = log_mean(a, a0, s.log_softmax(-1) - s0.log_softmax(-1))
             part = g[..., rows, :]
-            g_v += ((a + a0) / 2).transpose(-2, -1) @ part
+            a, a0, mean = _weights((q, k, mask), (q0, k0, mask0), rows, ctx.causal)
             g_s = through_softmax(part @ middle_v.transpose(-2, -1), mean, -1)
-            g_q.append(ctx.scale * (g_s @ middle_k))
-            g_k += ctx.scale * (g_s.transpose(-2, -1) @ ((q[..., rows, :] + q0[..., rows, :]) / 2))
-            if g_mask is not None:
-                g_mask.append(g_s)
-        if groups > 1:
-            g_k, g_v = (t.unflatten(-3, (-1, groups)).sum(-3) for t in (g_k, g_v))
-        shares = (torch.cat(g_q, -2), g_k, g_v, None if g_mask is None else torch.cat(g_mask, -2))
-        fitted = [None if t is None else t.sum_to_size(o.shape).to(o.dtype)
-                  for t, o in zip(shares, ctx.saved_tensors[:4], strict=True)]  # fmt: skip
-        return (*fitted, *[None] * 7)
+            shares[0].append(g_s @ middle_k)
+            shares[1].append(g_s.transpose(-2, -1) @ middle_q[..., rows, :])
+            shares[2].append(((a + a0) / 2).transpose(-2, -1) @ part)
+            if needed[3]:
+                shares[3].append(g_s)
+        found = [
+            torch.cat(shares[0], -2) * ctx.scale,
+            sum(shares[1]),
+            sum(shares[2]),
+            torch.cat(shares[3], -2) if needed[3] else None,
+        ]
+        return *(_fitted(t, o) if n else None for t, o, n in zip(found, saved, needed, strict=False)), *[None] * 7
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, rows: slice, scale: float, causal: bool) -> Tensor:
-    s = scale * (q[..., rows, :] @ k.transpose(-2, -1))
+def _prepared(operands: Sequence[Tensor | None], scale: float) -> list[Any]:
+    """Operands in one type, of at least single precision, with as many keys as queries; the scale is in the queries."""
+    q, k = operands[0], operands[1]
+    assert q is not None
+    assert k is not None
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    groups = q.shape[-3] // k.shape[-3] if q.ndim > 2 and k.ndim > 2 and k.shape[-3] not in (1, q.shape[-3]) else 1
+    found: list[Any] = []
+    for number, t in enumerate(operands):
+        place = number % 4
+        if t is None or t.dtype == torch.bool:
+            found.append(t)
+            continue
+        t = t.to(wide)
+        if place == 0:
+            t = t * scale
+        elif place in (1, 2) and groups > 1:
+            t = t.repeat_interleave(groups, -3)
+        found.append(t)
+    return found
+
+
+def _weights(now: tuple[Any, ...], before: tuple[Any, ...], rows: slice, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The attention weights of some queries, on the input and on the reference, and their logarithmic mean."""
+    s, s0 = (_scores(q, k, mask, rows, causal) for q, k, mask in (now, before))
+    # A query that may look nowhere has no weights.
+    a, a0 = (t.softmax(-1).nan_to_num_(0.0) for t in (s, s0))
+    return a, a0, log_mean(a, a0, s.log_softmax(-1) - s0.log_softmax(-1))
+
+
+def _fitted(share: Tensor, operand: Tensor) -> Tensor:
+    """A gradient in the shape of an operand that was repeated or broadcast."""
+    if share.ndim > 2 and operand.ndim > 2 and share.shape[-3] != operand.shape[-3] and operand.shape[-3] > 1:
+        share = share.unflatten(-3, (operand.shape[-3], -1)).sum(-3)
+    return share.sum_to_size(operand.shape).to(operand.dtype)
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, rows: slice, causal: bool) -> Tensor:
+    s = q[..., rows, :] @ k.transpose(-2, -1)
     if causal:
         allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         s = s.masked_fill(~allowed[rows], float("-inf"))
     if mask is None:
         return s
-    part = mask[..., rows, :] if mask.shape[-2] > 1 else mask
+    part = mask[..., rows, :] if mask.ndim > 1 and mask.shape[-2] > 1 else mask
     return s.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else s + part
+
+
+def beyond_masks(operands: list[Tensor], operands0: list[Tensor], masks: tuple[Tensor | None, Tensor | None], scale: float,
+                 causal: bool) -> Tensor:  # fmt: skip
+    """What of attention's difference comes from masks that differ, and not from queries, keys and values."""
+    q, k, v, mask, q0, k0, v0, mask0 = _prepared([*operands, masks[0], *operands0, masks[1]], scale)
+    rows = slice(None)
+    a, a0, mean = _weights((q, k, mask), (q0, k0, mask0), rows, causal)
+    change = _scores(q, k, None, rows, False) - _scores(q0, k0, None, rows, False)
+    return ((a - a0 - through_softmax(change, mean, -1)) @ ((v + v0) / 2)).to(operands[0].dtype)
 
 
 def attention(operands: list[Tensor], operands0: list[Tensor], masks: tuple[Tensor | None, Tensor | None], value: Tensor,
@@ -178,7 +227,7 @@ def shared(value: Tensor, operands: list[Tensor], slopes: list[Tensor]) -> Tenso
 
 class _Selected(Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, value: Tensor, index: Tensor, index0: Tensor, part: Tensor, left: Tensor, change: Tensor,
+    def forward(ctx: Any, a: Tensor, value: Tensor, index: Tensor, index0: Tensor, part: Tensor, left: Tensor | None, change: Tensor,
                 axes: tuple[int, int]) -> Tensor:  # fmt: skip
         ctx.save_for_backward(index, index0, part, left, change)
         ctx.axes, ctx.shape, ctx.dtype = axes, a.shape, a.dtype
@@ -198,21 +247,26 @@ class _Selected(Function):
 
 
 def selected(
-    a: tuple[Tensor, Tensor], value: tuple[Tensor, Tensor], index: tuple[Tensor, Tensor], axes: tuple[int, int]
+    a: tuple[Tensor, Tensor],
+    value: tuple[Tensor, Tensor],
+    index: tuple[Tensor, Tensor],
+    axes: tuple[int, int],
+    rest: bool = False,
 ) -> Tensor:
     """Values selected from ``a``, flattened over some axes, at an index. Each is given now and on the reference.
 
     A maximum's difference lies between those of its two winners, ``D y = t D_i + (1 - t) D_i0``: these are the parts that they get.
-    For other selections (the second largest) it need not; what is left goes to all along the axis by the sizes of their changes.
+    For other selections (the second largest) it need not; what is left (``rest``) goes to all along the axis by the sizes of their changes.
     """
     start, stop = axes
     with torch.no_grad():
-        change = (a[0] - a[1]).flatten(start, stop) if a[0].ndim else (a[0] - a[1]).reshape(1)
+        change = (a[0] - a[1]).nan_to_num_(0.0, 0.0, 0.0)  # both may be minus infinity: a mask
+        change = change.flatten(start, stop) if change.ndim else change.reshape(1)
         own, other = (change.gather(start, each) for each in index)
         wanted = (value[0] - value[1]).reshape(index[0].shape)
         apart = own - other
         part = ((wanted - other) / apart.where(apart != 0, 1)).clamp_(0, 1).masked_fill_(apart == 0, 0.5)
-        left = wanted - part * own - (1 - part) * other
+        left = (wanted - part * own - (1 - part) * other).nan_to_num_(0.0, 0.0, 0.0) if rest else None
     return _Selected.apply(a[0], value[0], *index, part, left, change, axes)
 
 

@@ -66,7 +66,7 @@ def rise(model: nn.Module, x: Tensor, target: Tensor, masks: int = 500) -> Tenso
     grey = _grey(x)
     size, maps = without_graph(x.device), []
     for i in range(len(x)):
-        parts = [x[i] * part[:, None] + grey[i] * (1 - part[:, None]) for part in chosen.split(size)]
+        parts = (x[i] * part[:, None] + grey[i] * (1 - part[:, None]) for part in chosen.split(size))
         score = torch.cat([scores(model, part, target[i].expand(len(part))) for part in parts])
         maps.append(((score - score.mean())[:, None, None] * chosen).mean(0) / _RISE_KEPT)
     return torch.stack(maps)
