@@ -26,7 +26,7 @@ from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
-from hilrp.primitives.secant import rule_for
+from hilrp.primitives.secant.table import rule_for
 from hilrp.products import held_fixed, keeps_mixed_values
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules

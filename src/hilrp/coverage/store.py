@@ -38,7 +38,7 @@ def source(*others: str) -> str:
         others: Patterns of further files of the package that count.
     """
     package = Path(hilrp.__file__).parent
-    patterns = ("*.py", "primitives/*.py", "libraries/*.py", *others)
+    patterns = ("*.py", "primitives/*.py", "primitives/secant/*.py", "libraries/*.py", *others)
     files = sorted(file for pattern in patterns for file in package.glob(pattern))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hilrp.primitives import secant_functions
 from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised, normalise, scale_gradient, secant
 from hilrp.primitives.reindexing import affine
+from hilrp.primitives.secant import functions as secant_functions
 
 
 def activation(call: Call) -> Tensor:

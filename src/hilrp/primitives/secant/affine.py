@@ -1,0 +1,56 @@
+"""Linear maps and sums relative to a reference: as they are, since constants have no difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hilrp.primitives.call import Call
+from hilrp.primitives.functions import linearised
+
+Rule = Callable[[Call], Any]
+
+
+def affine(call: Call) -> Any:
+    """Linear maps and sums, as they are: constants have no difference.
+
+    Where a mask or an index is another one in the reference pass, what that changes is booked.
+    """
+    y = call.run()
+    same_shape = [t.shape for t in _tensors(y)] == [t.shape for t in _tensors(call.output_before)]
+    numbers = any(t.is_floating_point() or t.is_complex() for t in call.fixed)
+    if same_shape and (numbers or any(not torch.equal(t, t0) for t, t0 in call.choices)):
+        for out, before, moved in zip(*map(_tensors, (y, call.output_before, _on_differences(call))), strict=True):
+            if out.requires_grad:
+                call.book(out, out.detach() - before - moved, "selection")
+    return y
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [tree] if isinstance(tree, Tensor) else [t for t in tree if isinstance(t, Tensor)]
+
+
+def _on_differences(call: Call) -> Any:
+    """An affine map without its constants."""
+    with torch.no_grad():
+        at = [call.run(lambda t: call.difference(t) if t.requires_grad else t), call.at_zero()]
+    return at[0] - at[1] if isinstance(at[0], Tensor) else [a - b for a, b in zip(*at, strict=True)]
+
+
+def unbooked(rule: Rule) -> Rule:
+    """A rule that knows of references, or needs none; constants have no part in differences."""
+    return lambda call: rule(replace(call, book=_nothing))
+
+
+def _nothing(output: Tensor, constant: Tensor, kind: str) -> None:
+    """Enters nothing."""
+
+
+def detach(call: Call) -> Tensor:
+    """The model's own stop-gradient: its value depends on the input all the same."""
+    (a,) = call.operands[:1]
+    return linearised(a, call.value())

@@ -1,0 +1,111 @@
+"""Maxima, orders and choices relative to a reference, which makes its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hilrp.primitives.call import Call
+from hilrp.primitives.secant import functions
+from hilrp.primitives.secant.affine import affine
+from hilrp.primitives.secant.elementwise import elementwise
+from hilrp.primitives.secant.products import proportional
+from hilrp.primitives.secant.shares import shared, sized
+
+
+def pool(call: Call) -> Any:
+    """Max-pooling: the winner on the input and the winner on the reference share."""
+    a = call.argument(0, "input")
+    dims = int(call.name[call.name.index("pool") + 4])
+    base = f"adaptive_max_pool{dims}d" if call.name.startswith("adaptive") else f"max_pool{dims}d"
+    function = getattr(torch.nn.functional, base)
+    names = (
+        ("output_size",)
+        if call.name.startswith("adaptive")
+        else ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    )
+    options = dict(zip(names, call.args[1:], strict=False)) | {k: v for k, v in call.kwargs.items() if k in names}
+    if options.get("stride") == []:
+        options.pop("stride")
+    axes = (a.ndim - dims, a.ndim - 1)
+    with torch.no_grad():
+        index, index0 = (function(t, **options, return_indices=True)[1].flatten(*axes) for t in (a, call.before(a)))
+    return _winners(call, a, (index, index0), axes)
+
+
+def _winners(call: Call, a: Tensor, index: tuple[Tensor, Tensor], axes: tuple[int, int]) -> Any:
+    """The values at two indices; of an operation that returns indices, too, with those of the input."""
+    value, before = call.value(), call.output_before
+    if isinstance(value, Tensor):
+        return functions.selected((a, call.before(a)), (value, before), index, axes)
+    out = functions.selected((a, call.before(a)), (value[0], before[0]), index, axes)
+    return (out, *value[1:]) if type(value) is tuple else type(value)((out, *value[1:]))
+
+
+def extreme(call: Call) -> Any:
+    """max, min, amax and amin, over an axis or all; of two tensors, elementwise."""
+    a, second = call.argument(0, "input"), call.argument(1, "other")
+    if isinstance(second, Tensor):
+        return elementwise(call)
+    dim = call.argument(1, "dim")
+    last = a.ndim - 1
+    if dim is None or (isinstance(dim, (tuple, list)) and (not dim or len(dim) == a.ndim)):
+        axes = (0, max(last, 0))
+    elif isinstance(dim, int) or len(dim) == 1:
+        one = (dim if isinstance(dim, int) else dim[0]) % a.ndim
+        axes = (one, one)
+    else:
+        several = sorted(d % a.ndim for d in dim)
+        if several != list(range(several[0], several[-1] + 1)):
+            return proportional(call)
+        axes = (several[0], several[-1])
+    lowest = call.name in ("min", "amin")
+    with torch.no_grad():
+        flat = [t.flatten(*axes) if t.ndim else t.reshape(1) for t in (a, call.before(a))]
+        index, index0 = ((t.argmin if lowest else t.argmax)(axes[0], keepdim=True) for t in flat)
+    return _winners(call, a, (index, index0), axes)
+
+
+def ordered(call: Call) -> Any:
+    """sort, topk, median and kthvalue over an axis: at the place on the input and at that on the reference."""
+    a, value, before = call.argument(0, "input"), call.value(), call.output_before
+    if isinstance(value, Tensor):
+        return proportional(call)
+    position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
+    dim = call.argument(position, "dim", -1)
+    dim = (-1 if not isinstance(dim, int) or isinstance(dim, bool) else dim) % a.ndim
+    index, index0 = value[1], before[1]
+    if index.ndim < a.ndim:
+        index, index0 = index.unsqueeze(dim), index0.unsqueeze(dim)
+    out = functions.selected((a, call.before(a)), (value[0], before[0]), (index, index0), (dim, dim), rest=True)
+    return type(value)((out, value[1]))
+
+
+def choose(call: Call) -> Tensor:
+    """Where and masked_fill: as they are, if the choice is the same on the reference; else by the sizes of the changes."""
+    carriers = call.carriers
+    if not call.fixed or not carriers:
+        return affine(call)
+    y = call.value()
+    with torch.no_grad():
+        differs = torch.zeros_like(y, dtype=torch.bool)
+        for t, t0 in call.choices:
+            differs |= t != t0
+        parts, total = sized(call, carriers, y)
+        slopes = []
+        for one, slope in zip(carriers, parts, strict=True):
+            taken = _alone(call, one, torch.ones_like(one)) - _alone(call, one, torch.zeros_like(one))
+            slopes.append(torch.where(differs, slope, taken).nan_to_num_(0.0, 0.0, 0.0))
+        left = (y - call.output_before).nan_to_num_(0.0, 0.0, 0.0) * (differs & (total == 0))
+    out = shared(call, carriers, slopes)
+    if bool(left.any()):
+        call.book(out, left, "selection")
+    return out
+
+
+def _alone(call: Call, one: Tensor, value: Tensor) -> Tensor:
+    """The operation with a value for one operand and zeros for the other numbers."""
+    y: Tensor = call.run(lambda t: value if t is one else torch.zeros_like(t) if t.is_floating_point() else t)
+    return y

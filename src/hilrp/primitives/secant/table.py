@@ -1,0 +1,49 @@
+"""Which operation has which form relative to a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hilrp.primitives import bilinear, normalisation, reindexing
+from hilrp.primitives.call import Call
+from hilrp.primitives.secant.affine import affine, detach, unbooked
+from hilrp.primitives.secant.attention import attention, log_sum, softmax
+from hilrp.primitives.secant.elementwise import divide, elementwise
+from hilrp.primitives.secant.positions import deformable, pooled_regions, sample
+from hilrp.primitives.secant.products import layer, mix, norm, product, root
+from hilrp.primitives.secant.selections import choose, extreme, ordered, pool
+
+Rule = Callable[[Call], Any]
+
+
+def rule_for(name: str, rule: Rule) -> Rule:
+    """The secant form of an operation, by its name or by its rule without a reference."""
+    return _BY_NAME.get(name) or _BY_RULE.get(rule, rule)
+
+
+_BY_RULE: dict[Rule, Rule] = {
+    bilinear.layer: layer, bilinear.mix: mix, bilinear.multiply: product, bilinear.attention: attention, bilinear.softmax: softmax,
+    bilinear.sample: sample, bilinear.deformable: deformable, bilinear.pooled_regions: pooled_regions,
+    reindexing.native: affine, reindexing.add: affine, reindexing.affine: affine, reindexing.detach: detach,
+    normalisation.activation: elementwise, normalisation.offset_activation: elementwise, normalisation.stop: elementwise,
+    normalisation.power: elementwise, normalisation.divide: divide, normalisation.variance: product, normalisation.select: extreme,
+} | {rule: unbooked(rule) for rule in (reindexing.average_pool, normalisation.batch_norm, normalisation.layer_norm, normalisation.rms_norm,
+                                       normalisation.group_norm, normalisation.instance_norm)}  # fmt: skip
+_BY_NAME: dict[str, Rule] = (
+    dict.fromkeys("relu abs leaky_relu prelu rrelu hypot".split(), elementwise)
+    | dict.fromkeys("amax amin".split(), extreme)
+    | dict.fromkeys("median quantile kthvalue topk sort".split(), ordered)
+    | dict.fromkeys(
+        (
+            f"{kind}max_pool{n}d{ending}"
+            for kind in ("", "adaptive_")
+            for n in "123"
+            for ending in ("", "_with_indices")
+        ),
+        pool,
+    )
+    | dict.fromkeys("where masked_fill".split(), choose)
+    | {"square": product, "std": root, "log_softmax": log_sum, "logsumexp": log_sum}
+    | dict.fromkeys("norm linalg_norm linalg_vector_norm".split(), norm)
+)
