@@ -222,10 +222,7 @@ class Engine(TorchFunctionMode):
         """An operation on masks and indices alone: it carries no relevance, but is another one on the reference."""
         with torch.no_grad():
             out = func(*args, **kwargs)
-            self._refer(
-                out,
-                func(*map_tensors(self.tracker.on_reference, args), **map_tensors(self.tracker.on_reference, kwargs)),
-            )
+        self._refer(out, self._on_reference(func, args, kwargs).output)
         return out
 
     def _refer(self, out: Any, reference: Any) -> None:

@@ -100,9 +100,8 @@ class Neutral:
         low, high = -shift / scale, (1 - shift) / scale
         steps = torch.linspace(0, 1, _LEVELS)
         greys = torch.linspace(0, 1, _GREYS)[:, None].expand(-1, channels)
-        several = torch.cartesian_prod(*[steps] * channels) if 1 < channels <= 3 else greys
-        parts = torch.cat([several, greys]).to(image.device)
-        return low + parts * (high - low)
+        several = [torch.cartesian_prod(*[steps] * channels)] if channels in (2, 3) else []
+        return low + torch.cat([*several, greys]).to(image.device) * (high - low)
 
     def _scores(self, question: Question, colours: Tensor) -> Tensor:
         """The score of each colour for each sample, ``[B,colours]``."""
@@ -111,7 +110,7 @@ class Neutral:
         if plain:
             outputs = self._kept(question.model, colours, image)
             if outputs.ndim == 2:
-                return torch.stack([self._of(outputs, question.target, i, question) for i in range(question.batch)])
+                return torch.stack([self._of(outputs, question.target, i) for i in range(question.batch)])
         scored = []
         for colour in colours[-_GREYS:]:
             scored.append(question.score(question.coloured(colour[None])))
@@ -119,7 +118,9 @@ class Neutral:
         unknown = torch.full((question.batch, len(colours) - len(scored)), float("nan"), device=image.device)
         return torch.cat([unknown, torch.stack(scored, 1)], 1)
 
-    def _of(self, outputs: Tensor, target: Any, i: int, question: Question) -> Tensor:
+    def _of(self, outputs: Tensor, target: Any, i: int) -> Tensor:
+        """The scores of the colours for the class of sample ``i``."""
+
         def one(classes: Any) -> Any:
             listed = torch.as_tensor(classes)
             return int(listed if listed.ndim == 0 else listed.reshape(-1)[i])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hilrp.primitives.call import Call
 from hilrp.primitives.functions import linearised
+from hilrp.tree import tensors
 
 Rule = Callable[[Call], Any]
 
@@ -21,17 +22,13 @@ def affine(call: Call) -> Any:
     Where a mask or an index is another one in the reference pass, what that changes is booked.
     """
     y = call.run()
-    same_shape = [t.shape for t in _tensors(y)] == [t.shape for t in _tensors(call.output_before)]
+    same_shape = [t.shape for t in tensors(y)] == [t.shape for t in tensors(call.output_before)]
     numbers = any(t.is_floating_point() or t.is_complex() for t in call.fixed)
     if same_shape and (numbers or any(not torch.equal(t, t0) for t, t0 in call.choices)):
-        for out, before, moved in zip(*map(_tensors, (y, call.output_before, _on_differences(call))), strict=True):
+        for out, before, moved in zip(*map(tensors, (y, call.output_before, _on_differences(call))), strict=True):
             if out.requires_grad:
                 call.book(out, out.detach() - before - moved, "selection")
     return y
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [tree] if isinstance(tree, Tensor) else [t for t in tree if isinstance(t, Tensor)]
 
 
 def _on_differences(call: Call) -> Any:

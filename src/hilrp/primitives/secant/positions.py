@@ -44,7 +44,7 @@ def _read(
 ) -> Tensor:
     value = call.value()
     now, then = at([p.detach() for p in positions]), at([call.before(p) for p in positions])
-    varying = [p for p in positions if call.varies(p)]
+    varying = [p for p in positions if call.changes(p)]
     if not varying:
         return linearised(now(a), value)
     read = (now(a) + then(a)) / 2

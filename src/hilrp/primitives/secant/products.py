@@ -97,8 +97,8 @@ def root(call: Call) -> Tensor:
 
 
 def norm(call: Call) -> Tensor:
-    """Of order two by `root`; others are written out."""
-    name = "ord" if call.name == "linalg_vector_norm" or call.name == "linalg_norm" else "p"
+    """Of order two by `root`, of others by `proportional`."""
+    name = "ord" if call.name.startswith("linalg") else "p"
     order, dim = call.argument(1, name, 2), call.argument(2, "dim")
     matrix = call.name == "linalg_norm" and isinstance(dim, (tuple, list)) and len(dim) == 2
     if order in (None, "fro") or isinstance(order, (tuple, list)) or (order == 2 and not matrix):
