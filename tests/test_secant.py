@@ -401,3 +401,12 @@ def test_another_way_through_the_model_is_an_error():
 
     with pytest.raises(hilrp.ModelError, match="another way on the reference"):
         explain(Chooses(), torch.ones(1, 4), -torch.ones(1, 4), target=lambda y: y)
+
+
+def test_the_branch_that_was_not_taken_has_no_part():
+    """Where the choice is the same on both; of the rest, which differs, both may have one."""
+    x = torch.tensor([[1.0, -1.0, 1.0, 5.0, 6.0, 7.0]])
+    x0 = torch.tensor([[2.0, -2.0, -3.0, 1.0, 1.0, 1.0]])
+    found = explain(lambda t: torch.where(t[:, :3] > 0, t[:, :3], t[:, 3:]), x, x0, target=plain)
+    assert found.relevance[0, [0, 1, 3, 4]].tolist() == [-1.0, 0.0, 0.0, 5.0]
+    assert float(found.relevance[0, [2, 5]].sum()) == pytest.approx(0.0, abs=1e-6)  # 1 on the input, 1 on the reference
