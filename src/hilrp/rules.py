@@ -51,8 +51,8 @@ class Rules:
     gamma_conv: float | None = None
     epsilon: float = 1e-6
     linear: LinearRule = "gamma"
-    bound: float = 1.5
-    exact_from: float = 0.7
+    bound: float = 1.2
+    exact_from: float = 0.5
     attention: AttentionRule = "cp"
     constants: ConstantsPolicy = "absorb"
     unlisted: UnlistedPolicy = "rule"

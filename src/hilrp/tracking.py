@@ -118,7 +118,8 @@ class Tracker:
 
     def alias(self, old: Tensor, new: Tensor) -> None:
         """From now on ``new`` stands for ``old``."""
-        self._aliases[id(old)] = (weakref.ref(old), new)
+        key, table = id(old), self._aliases
+        table[key] = (weakref.ref(old, lambda _: table.pop(key, None)), new)
 
     @property
     def has_aliases(self) -> bool:

@@ -9,12 +9,14 @@ and kernels are chosen by strides.)
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 
 
 class _Linearised(Function):
@@ -100,7 +102,8 @@ def redistribute(y: Tensor, m: Tensor, weight: float, change: Tensor | None = No
 class _Bounded(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None) -> Tensor:
-        ctx.save_for_backward((y if change is None else change).detach(), m.detach())
+        held = y if change is None else change
+        ctx.save_for_backward(torch.div(held, m).nan_to_num_(0.0, 0.0, 0.0))
         ctx.bound = bound
         return y.detach()
 
@@ -110,10 +113,11 @@ class _Bounded(Function):
         bound = ctx.bound()
         if bound == float("inf"):
             return g, None, None, None
-        held, m = ctx.saved_tensors
-        weight = least_weight(held, m, bound)
-        ratio = (held / torch.copysign(m * weight, held).add_(held)).nan_to_num_(0.0, 0.0, 0.0)
-        return ratio * g, weight.mul_(ratio).mul_(g).mul_(held.sign()), None, None
+        (left,) = ctx.saved_tensors
+        size = left.abs()
+        weight = least_weight(size, bound)
+        ratio = size.div_(size + weight).nan_to_num_(0.0, 0.0, 0.0).mul_(g)
+        return ratio, weight.mul_(ratio).mul_(left.sign()), None, None
 
 
 def bounded(y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None = None) -> Tensor:
@@ -121,17 +125,58 @@ def bounded(y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | N
     return _Bounded.apply(y, m, bound, change)
 
 
-def least_weight(y: Tensor, m: Tensor, bound: float) -> Tensor:
+def least_weight(left: Tensor, bound: float) -> Tensor:
     """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
 
-    Contributions with the sign of the output sum to ``p = (m + |y|) / 2`` in size, the others to ``n = (m - |y|) / 2``. Under gamma
+    ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing cancels, zero where all does.
+    Contributions with the sign of the output then sum to ``p = 1 + left``, the others to ``n = 1 - left``. Under gamma
     the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
     grows with ``n / p`` to ``2 / (bound - 1)``.
     """
-    size = y.abs()
-    part = ((m - size) / (m + size)).nan_to_num_(0.0, 0.0, 0.0).clamp_(0, 1)
-    gamma = part.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
+    against = ((1 - left) / (1 + left)).clamp_(0, 1)
+    gamma = against.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
     return gamma / (2 + gamma)
+
+
+class _Magnitude(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, origin: Tensor | None) -> Tensor:
+        change = x if origin is None else x - origin
+        # A byte for each sign; torch's own backward pass would keep the values.
+        ctx.save_for_backward(change.sign().to(torch.int8))
+        return change.abs()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (sign,) = ctx.saved_tensors
+        return g * sign, None
+
+
+def magnitude(x: Tensor, origin: Tensor | None = None) -> Tensor:
+    """The sizes of values, or of what they are more than an origin."""
+    if x.is_complex() or not x.requires_grad:
+        return (x if origin is None else x - origin).abs()
+    return _Magnitude.apply(x, origin)
+
+
+def shapes_alone() -> AbstractContextManager[object]:
+    """Within, the graph keeps the shapes of tensors that carry relevance, and not their values.
+
+    For maps that are linear in them: the backward pass needs no more, but that of torch's convolutions keeps the values as well.
+    """
+    return saved_tensors_hooks(_shape, _of_shape)
+
+
+def _shape(t: Tensor) -> Tensor | tuple[Any, ...]:
+    return (t.shape, t.stride(), t.dtype, t.device) if t.requires_grad else t
+
+
+def _of_shape(kept: Tensor | tuple[Any, ...]) -> Tensor:
+    if isinstance(kept, Tensor):
+        return kept
+    shape, stride, dtype, device = kept
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 class _Normalise(Function):

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from hilrp.primitives import functions
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import hand_over, redistribute
+from hilrp.primitives.functions import hand_over, magnitude, redistribute, shapes_alone
+from hilrp.tree import map_tensors
 
 
 def weighted(call: Call) -> Tensor:
@@ -52,12 +53,12 @@ def gamma_sign(call: Call, gamma: float) -> Tensor:
     ``(y + m) / 2`` and ``(y - m) / 2`` with ``m = |W||a| + |b|``, so the denominator is
     ``(1 + gamma/2) y + (gamma/2) s m``. Since it is at least ``|y|`` in size, it needs no stabiliser.
     """
-    return redistribute(_product(call), _product(call, torch.abs), (gamma / 2) / (1 + gamma / 2))
+    return redistribute(_product(call), _product(call, magnitude), (gamma / 2) / (1 + gamma / 2))
 
 
 def bounded(call: Call) -> Tensor:
     """The sign-aware gamma rule with the least gamma, unit by unit, that bounds what cancellation adds."""
-    return functions.bounded(_product(call), _product(call, torch.abs), bound_of(call))
+    return functions.bounded(_product(call), _product(call, magnitude), bound_of(call))
 
 
 def bound_of(call: Call) -> Callable[[], float]:
@@ -94,12 +95,21 @@ def zplus(call: Call, stabiliser: float) -> Tensor:
 
 
 def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    y: Tensor = call.run(replace)
+    y = run(call, replace)
     bias = bias_of(call)
     if bias is not None:
         bias = bias if replace is None else replace(bias)
         call.book(y, along_channels(call, bias), "bias")
     return y
+
+
+def run(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """The weighted sum of operands, each mapped by ``replace``, of which the graph of a convolution keeps no values."""
+    if not call.name.startswith("conv") or len(call.carriers) != 1:
+        return call.run(replace)
+    args, kwargs = (call.args, call.kwargs) if replace is None else map_tensors(replace, (call.args, call.kwargs))
+    with shapes_alone():
+        return call.func(*args, **kwargs)
 
 
 def bias_of(call: Call) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hilrp.primitives import linear
 from hilrp.primitives.call import Call
-from hilrp.primitives.functions import bounded, linearised, redistribute
+from hilrp.primitives.functions import bounded, linearised, magnitude, redistribute
 from hilrp.primitives.secant.shares import by_sizes, looked_up, orders, with_value
 
 
@@ -29,7 +29,7 @@ def mix(call: Call) -> Tensor:
 
 def weighted(call: Call) -> Tensor:
     """A weighted sum: the linear rule, applied to differences, without a bias."""
-    rules, y = call.rules, call.run()
+    rules, y = call.rules, linear.run(call)
     gamma = linear.gamma_of(call)
     if (
         not y.requires_grad
@@ -43,9 +43,9 @@ def weighted(call: Call) -> Tensor:
     def size(t: Tensor) -> Tensor:
         if t is bias:
             return torch.zeros_like(t)
-        return (call.difference(t) if call.changes(t) else t).abs()
+        return magnitude(t, call.before(t) if call.changes(t) else None)
 
-    change, sizes = y.detach() - call.output_before, call.run(size)
+    change, sizes = y.detach() - call.output_before, linear.run(call, size)
     if rules.linear == "bounded":
         return bounded(y, sizes, linear.bound_of(call), change)
     return redistribute(y, sizes, (gamma / 2) / (1 + gamma / 2), change)
