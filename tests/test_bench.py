@@ -18,7 +18,7 @@ from hilrp.bench.context import Context, Effort
 from hilrp.bench.data import find, inputs_for
 from hilrp.bench.grid import Cell, Grid
 from hilrp.bench.measures import MEASURES, randomised
-from hilrp.bench.report import as_json, markdown, rows
+from hilrp.bench.report import as_json, markdown, paired_rows, rows
 from hilrp.bench.suites import Suite, suite
 from hilrp.bench.summary import estimate, tables
 from hilrp.cli import app
@@ -92,6 +92,7 @@ def test_segments(kind, tmp_path):
             own = segments[torch.from_numpy(sample.place())]
             assert (own == own[0]).all()
             assert int((segments == own[0]).sum()) == len(own)
+            assert int(segments.max()) == len(context.inputs.things[i])  # and one for all the rest
     maps = methods.find("hilrp")(loaded.model, context.inputs.x, context.inputs.labels)
     found = MEASURES["shapley"].function(context, methods.find("hilrp"), maps)["Shapley agreement"]
     assert found.shape == (2,)
@@ -365,3 +366,29 @@ def test_the_command(tmp_path):
         result = CliRunner().invoke(app, [*options, *more, "-o", str(out)])
         assert result.exit_code == 2
         assert words in " ".join(result.output.split())
+
+
+def test_differences_are_of_the_same_images():
+    """Both have the same spread; only image by image it is seen that one is always a little better."""
+    values = [0.1, 0.9, None, 0.5, 0.3]
+    above = [None if v is None else v + 0.02 for v in values]
+    cells = [
+        Cell("zoo/resnet", "hilrp", "localisation", {"energy excess": values, "pointing": values}, None),
+        Cell("zoo/resnet", "secant", "localisation", {"energy excess": above, "pointing": values}, None),
+        Cell("zoo/resnet", "secant", "flipping", {"flip": values, "morf": values}, None),
+        Cell("zoo/resnet", "hilrp", "flipping", {"flip": above, "morf": above}, None),
+        Cell("zoo/swin", "secant", "localisation", {"energy excess": above}, None),
+    ]
+    models, found = paired_rows(cells)
+    shown = {row.name: row.cells[0] for row in found}
+    assert models == ["zoo/resnet"]
+    assert {name: cell.mark for name, cell in shown.items()} == {
+        "pointing": "",
+        "energy excess": "best",
+        "flip": "worst",
+        "morf": "best",  # smaller is better
+    }
+    assert shown["energy excess"].value.mean == pytest.approx(0.02)
+    assert shown["energy excess"].value.count == 4
+    assert "| energy excess | **0.02 [0.02, 0.02]** |" in markdown(cells, "T", {"effort": {}})
+    assert paired_rows(cells[:1]) == ([], [])

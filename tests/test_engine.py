@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -315,3 +316,45 @@ def test_modules_of_other_threads_are_not_ours():
         assert len(entered) == 1
     finally:
         watch.close()
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "secant"])
+def test_the_graph_keeps_no_inputs_of_convolutions(rules):
+    """Between the passes activations are gone: what is kept are slopes, ratios and signs."""
+    seen = []
+
+    class Watched(nn.Sequential):
+        def forward(self, x):
+            for layer in self:
+                x = layer(x)
+                seen.append(weakref.ref(x))
+            return x.mean((2, 3))
+
+    layers = [
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.Conv2d(8, 4, 1),
+    ]
+    alive = []
+
+    def target(output):
+        alive.extend(ref() is not None for ref in seen[:-1])
+        return output[:, 0]
+
+    hilrp.explain(Watched(*layers).eval(), torch.randn(2, 3, 12, 12), target, rules, stages=None)
+    assert alive == [False] * 4
+
+
+def test_an_audit_that_is_off_runs_once(monkeypatch):
+    """Nothing is looked for where nothing would be said."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    runs = []
+    model.register_forward_pre_hook(lambda *_: runs.append(1))
+    monkeypatch.setattr("hilrp.explainer.tolerance", lambda *_: -1.0)
+    hilrp.explain(model, torch.randn(1, 3, 8, 8), 0, audit="off")
+    assert len(runs) == 1
+    with pytest.raises(hilrp.HilrpError):
+        hilrp.explain(model, torch.randn(1, 3, 8, 8), 0)
+    assert len(runs) > 2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import hilrp
 from hilrp.references import Average, Blurred, Colour, Constant, Neutral
+from hilrp.scenes import Scenes
 from models import small_vit
 
 
@@ -50,6 +52,26 @@ def test_a_reference_of_ones_own(vit, pictures):
         hilrp.explain(vit, pictures, 0, reference=Colour(0.0))
     with pytest.raises(hilrp.InputError, match="no form relative to a reference"):
         hilrp.explain(vit, pictures, 0, rules="zplus", reference="mean")
+
+
+@pytest.mark.parametrize("family", ["resnet", "swin", "efficientvit", "crossvit"])
+def test_a_scene_without_its_object(family):
+    """The true answer is known: where the two pictures agree nothing can lie, and the object's pixels hold what the model gives for it."""
+    loaded = hilrp.load(f"zoo/{family}")
+    chosen = [scene for scene in Scenes(seed=31)[:12] if len(scene.things) > 1][:3]
+    labels = [scene.things[0].label for scene in chosen]
+    x = loaded.batch([Image.fromarray(scene.image) for scene in chosen])
+    gone = loaded.batch([Image.fromarray(scene.without(label)) for scene, label in zip(chosen, labels, strict=True)])
+    found = hilrp.explain(loaded.model, x, labels, "secant", reference=gone)
+    with torch.no_grad():
+        effect = (loaded.model(x) - loaded.model(gone))[range(3), labels]
+    differs = (x != gone).any(1)
+    masks = torch.stack([torch.from_numpy(s.mask(label)) for s, label in zip(chosen, labels, strict=True)])
+    assert float(effect.min()) > 3
+    assert float(found.map[~differs].abs().max()) == 0
+    torch.testing.assert_close((found.map * differs).sum((1, 2)), effect, rtol=1e-4, atol=1e-4)
+    # What is left of it lies on the object's smooth rim, which is not in its mask.
+    assert float(((found.map * masks).sum((1, 2)) / effect).min()) > 0.85
 
 
 def test_several_references_are_averaged(vit, pictures):

@@ -31,8 +31,8 @@ class Effort:
         runs: Random subsets of Faithfulness Correlation.
         steps: Of pixel flipping.
         shapley_images, permutations: Of Shapley values: images and permutations.
-        segments: What Shapley values are of: ``"grid"``, ``"slic"`` (superpixels) or ``"objects"`` (the true objects of a scene, and the
-            ground in a grid).
+        segments: What Shapley values are of: ``"grid"``, ``"slic"`` (superpixels) or ``"objects"`` (the true objects of a scene, and
+            all the rest as one).
         cells: Cells of the grid a side; about as many superpixels as cells.
         again: Whether methods that take hundreds of passes are run again for sanity checks and shifts.
     """
@@ -80,12 +80,15 @@ class Context:
         """The number of each pixel's segment in image ``i``, ``[H,W]``."""
         if i not in self._segments:
             height, width = self.inputs.x.shape[-2:]
-            cells = grid(height, width, self.effort.cells)
-            if self.effort.segments == "slic":
-                cells = self._superpixels(i)
-            elif self.effort.segments == "objects":
+            if self.effort.segments == "objects":
+                # What is no object is one segment.
+                cells = torch.zeros(height, width, dtype=torch.long)
                 for number, mask in enumerate(self.inputs.things[i].values()):
-                    cells[mask.cpu()] = self.effort.cells**2 + number
+                    cells[mask.cpu()] = 1 + number
+            elif self.effort.segments == "slic":
+                cells = self._superpixels(i)
+            else:
+                cells = grid(height, width, self.effort.cells)
             # Segments that nothing is left of have no number.
             self._segments[i] = torch.unique(cells, return_inverse=True)[1].to(self.inputs.x.device)
         return self._segments[i]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hilrp.bench import methods
 from hilrp.bench.grid import Cell
-from hilrp.bench.summary import Estimate, Table, tables
+from hilrp.bench.summary import Estimate, Table, differences, estimate, tables
 from hilrp.tree import jsonable
 
 
@@ -111,6 +111,21 @@ RULES = Section(
 )
 
 
+#: What is set against each other image by image.
+PAIR = ("secant", "hilrp")
+PAIRED = Section(
+    "Secant against the paper's preset",
+    "HiLRP, secant less HiLRP: means of the differences on the same images with their intervals. Bold where all of the interval is better, in italics (underlined) where all of it is worse.",
+    {
+        name: better
+        for section in SECTIONS
+        if section.title not in ("Conservation", "Cost")
+        for name, better in section.figures.items()
+        if better
+    },
+)
+
+
 def is_variant(name: str) -> bool:
     """Whether a method is a rule set that is compared with HiLRP, and not a method of its own."""
     return name.startswith(("rules:", "hilrp:"))
@@ -175,6 +190,27 @@ def rows(table: Table, better: int) -> list[Row]:
     return found
 
 
+def paired_rows(cells: Iterable[Cell]) -> tuple[list[str], list[Row]]:
+    """The models, and a row for each figure: by how much the first of the pair is above the second."""
+    found = differences(cells, *PAIR)
+    models = list(dict.fromkeys(model for _, model in found))
+    rows = []
+    for name, better in PAIRED.figures.items():
+        values = {model: found[name, model] for model in models if (name, model) in found}
+        if values:
+            overall = estimate(value.mean for value in values.values()) if len(values) == len(models) > 1 else None
+            cells_shown = [Shown(value := values.get(model), "", _side(value, better)) for model in models]
+            rows.append(Row(name, name, "", cells_shown, Shown(overall)))
+    return models, rows
+
+
+def _side(value: Estimate | None, better: int) -> str:
+    """On which side of zero all of an interval is."""
+    if value is None or value.low <= 0 <= value.high:
+        return ""
+    return "best" if value.mean * better > 0 else "worst"
+
+
 def _marks(column: dict[str, Estimate], better: int) -> dict[str, str]:
     """The best and the worst values of a column, by method."""
     ends = sorted({better * value.mean for value in column.values()})
@@ -206,6 +242,9 @@ def markdown(cells: Iterable[Cell], title: str, facts: dict[str, Any]) -> str:
     found = tables(main)
     for section in SECTIONS:
         lines += _section(section, found)
+    models, pairs = paired_rows(main)
+    if pairs:
+        lines += [f"## {PAIRED.title}", "", PAIRED.text, "", *_lines(models, pairs)]
     lines += _section(RULES, tables(rules))
     errors = [cell for cell in cells if cell.error is not None]
     if errors:
@@ -217,15 +256,18 @@ def _section(section: Section, found: dict[str, Table]) -> list[str]:
     present = [name for name in section.figures if name in found]
     lines = [f"## {section.title}", "", section.text, ""] if present else []
     for name in present:
-        table = found[name]
-        several = len(table.models) > 1
-        heads = [short(model) for model in table.models] + [OVERALL] * several
-        lines += [f"**{name}**", "", "| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-        for row in rows(table, section.figures[name]):
-            cells = [_plain(cell) for cell in row.cells] + [_plain(row.overall, overall=True)] * several
-            lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
-        lines.append("")
+        lines += [f"**{name}**", "", *_lines(found[name].models, rows(found[name], section.figures[name]))]
     return lines
+
+
+def _lines(models: list[str], shown: list[Row]) -> list[str]:
+    several = len(models) > 1
+    heads = [short(model) for model in models] + [OVERALL] * several
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for row in shown:
+        cells = [_plain(cell) for cell in row.cells] + [_plain(row.overall, overall=True)] * several
+        lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
 
 
 def _introduction(facts: dict[str, Any]) -> str:

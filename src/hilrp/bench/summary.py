@@ -102,3 +102,18 @@ def tables(cells: Iterable[Cell]) -> dict[str, Table]:
         models = [model for model in dict.fromkeys(c.model for c in cells) if any(model == m for m, _ in known)]
         found[name] = Table(name, models, methods, known, undefined)
     return found
+
+
+def differences(cells: Iterable[Cell], method: str, other: str) -> dict[tuple[str, str], Estimate]:
+    """Figure and model -> by how much a method is above another on the same images."""
+    known = {(c.model, c.method, name): values for c in cells for name, values in c.figures.items()}
+    found = {}
+    for (model, by, name), values in known.items():
+        others = known.get((model, other, name), [])
+        if by != method or len(values) != len(others):
+            continue
+        pairs = zip(values, others, strict=True)
+        value = estimate(a - b if a is not None and b is not None else None for a, b in pairs)
+        if value is not None:
+            found[name, model] = value
+    return found

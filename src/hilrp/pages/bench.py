@@ -14,7 +14,7 @@ from PIL import Image
 
 from hilrp.bench import methods
 from hilrp.bench.grid import Cell, Grid
-from hilrp.bench.report import OVERALL, RULES, SECTIONS, Shown, number, rows, short, split
+from hilrp.bench.report import OVERALL, PAIRED, RULES, SECTIONS, Row, Shown, number, paired_rows, rows, short, split
 from hilrp.bench.summary import Table, tables
 from hilrp.pages.parts import image, page
 from hilrp.plotting import blend
@@ -48,14 +48,23 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
         if not present:
             continue
         parts.append(f"<h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>")
-        parts += [_table(found[name], section.figures[name], name) for name in present]
+        parts += [_table(name, found[name].models, rows(found[name], section.figures[name])) for name in present]
         if section.title == "Conservation":
             parts += [_naive(found), _traces(main)]
         if section.title == "Faithfulness Correlation":
             parts.append(_noise(found))
+    models, pairs = paired_rows(main)
+    if pairs:
+        parts.append(
+            f"<h2>{escape(PAIRED.title)}</h2><p>{escape(PAIRED.text)}</p>{_table('difference', models, pairs)}"
+        )
     if varied:
         parts.append(f"<h2>{RULES.title}</h2><p>{escape(RULES.text)}</p>{_gammas(varied)}")
-        parts += [_table(varied[name], better, name) for name, better in RULES.figures.items() if name in varied]
+        parts += [
+            _table(name, varied[name].models, rows(varied[name], better))
+            for name, better in RULES.figures.items()
+            if name in varied
+        ]
     parts.append(_maps(grid, main))
     errors = [c for c in cells if c.error is not None]
     if errors:
@@ -66,11 +75,11 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
     return page(title, "\n".join(part for part in parts if part), _STYLE)
 
 
-def _table(table: Table, better: int, name: str) -> str:
-    several = len(table.models) > 1
-    head = "".join(f"<th>{escape(name)}</th>" for name in [*map(short, table.models), *[OVERALL] * several])
+def _table(name: str, models: list[str], shown: list[Row]) -> str:
+    several = len(models) > 1
+    head = "".join(f"<th>{escape(name)}</th>" for name in [*map(short, models), *[OVERALL] * several])
     lines = []
-    for row in rows(table, better):
+    for row in shown:
         kind = "control" if row.kind == "control" else "ours" if row.name in ("hilrp", "secant") else ""
         cells = [_cell(cell) for cell in row.cells] + [_cell(row.overall, overall=True)] * several
         lines.append(f'<tr class="{kind}"><td>{escape(row.title)}</td>{"".join(cells)}</tr>')
