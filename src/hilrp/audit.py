@@ -18,7 +18,7 @@ from hilrp.explanation import Explanation
 from hilrp.ledger import Ledger
 from hilrp.passes import Pass, as_written, call_model
 from hilrp.rules import Rules
-from hilrp.targets import Contrast, Target
+from hilrp.targets import Target
 from hilrp.tree import jsonable, map_tensors, tensors
 
 #: The names of the primitives and the paper's short forms, in its order.
@@ -112,7 +112,7 @@ class AuditReport:
 _SPLIT = "even split of "
 
 
-def audit(model: nn.Module, x: Any, target: Target | Contrast = None, rules: str | Rules = "hilrp") -> AuditReport:
+def audit(model: nn.Module, x: Any, target: Target = None, rules: str | Rules = "hilrp") -> AuditReport:
     """Audits a model on an input: operations by primitive, unknown ones, forward difference, books.
 
     Example:

@@ -18,7 +18,7 @@ from hilrp.passes import Pass
 from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
 from hilrp.stages import find_stages
-from hilrp.targets import Contrast, Target
+from hilrp.targets import Target, settled
 from hilrp.tree import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
@@ -27,7 +27,7 @@ Audit = Literal["strict", "warn", "off"]
 def explain(
     model: nn.Module,
     x: Any,
-    target: Target | Contrast = None,
+    target: Target = None,
     rules: str | Rules = "hilrp",
     reference: Any = None,
     audit: Audit = "strict",
@@ -40,8 +40,8 @@ def explain(
         model: Any PyTorch vision model, in evaluation mode. It is not changed.
         x: The input ``[B,C,H,W]``, preprocessed as the model expects; a tuple of positional inputs, or a mapping of
             keyword inputs (``{"pixel_values": x}``).
-        target: What to explain: ``None`` for the predicted class, a class index, one per sample, a
-            `hilrp.targets.Contrast`, or a function of the model's output that returns one scalar per sample.
+        target: What to explain: ``None`` for the predicted class, a class index, one per sample, one of `hilrp.targets`, or a
+            function of the model's output that returns one scalar per sample.
         rules: A preset's name or a `Rules`.
         reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``, ``"blurred"``, a number, an
             input like ``x``, one of `hilrp.references`, or a list of several to average over. The pixels then hold
@@ -99,14 +99,15 @@ class Explainer:
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
 
-    def attribute(self, x: Any, target: Target | Contrast = None) -> Any:
+    def attribute(self, x: Any, target: Target = None) -> Any:
         """The relevance alone, in the form of the input: captum's contract."""
         return self.explain(x, target).relevance
 
-    def explain(self, x: Any, target: Target | Contrast = None) -> Explanation:
+    def explain(self, x: Any, target: Target = None) -> Explanation:
         """Explains a batch. See `explain`."""
         batch = check_input(x)
         check_model(self.model)
+        target = settled(target, x, Question(self.model, x, target, batch).output)
         if self.reference is None:
             return self._explain(x, target, batch, None)
         references = self.reference(Question(self.model, x, target, batch))
@@ -115,7 +116,7 @@ class Explainer:
         found = [self._explain(x, target, batch, each) for each in references]
         return found[0] if len(found) == 1 else mean_of(found)
 
-    def _explain(self, x: Any, target: Target | Contrast, batch: int, reference: Any) -> Explanation:
+    def _explain(self, x: Any, target: Target, batch: int, reference: Any) -> Explanation:
         run = self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference)
         relevance, pixels = run.backward()
         ledger = Ledger.close(run.books, run.score, pixels, run.reference_score)
@@ -152,7 +153,7 @@ class Explainer:
     def _run(
         self,
         x: Any,
-        target: Target | Contrast,
+        target: Target,
         batch: int,
         books: Books,
         stages: Sequence[str] = (),
@@ -162,7 +163,7 @@ class Explainer:
         return Pass(self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference)
 
     def _ledgers_by_sample(
-        self, x: Any, target: Target | Contrast, batch: int, samples: Iterable[int], itemised: bool, reference: Any
+        self, x: Any, target: Target, batch: int, samples: Iterable[int], itemised: bool, reference: Any
     ) -> list[Ledger]:
         """Ledgers of single samples: each sample's score is propagated alone, so that nothing has to be told apart."""
         run = self._run(x, target, batch, Books(1, itemised), reference=reference)
@@ -195,7 +196,7 @@ class Explainer:
         ledger: Ledger,
         limit: float,
         x: Any,
-        target: Target | Contrast,
+        target: Target,
         reference: Any,
     ) -> None:
         """Raises or warns about a result that can't be trusted."""
@@ -215,7 +216,7 @@ class Explainer:
             return False
         return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
 
-    def _find_leak(self, x: Any, target: Target | Contrast, ledger: Ledger, reference: Any) -> BooksError:
+    def _find_leak(self, x: Any, target: Target, ledger: Ledger, reference: Any) -> BooksError:
         sample = int(ledger.leak.nan_to_num(float("inf")).argmax())
         (found,) = self._ledgers_by_sample(x, target, len(ledger.score), [sample], True, reference)
         worst = max(found.leaks, key=lambda name: float(found.leaks[name].abs()), default=None)
@@ -232,7 +233,7 @@ class Explainer:
             f"leak {float(ledger.leak[sample]):.2g}).{where}{hint}"
         )
 
-    def _find_non_finite(self, x: Any, target: Target | Contrast, batch: int, reference: Any) -> ModelError:
+    def _find_non_finite(self, x: Any, target: Target, batch: int, reference: Any) -> ModelError:
         for name, parameter in (*self.model.named_parameters(), *self.model.named_buffers()):
             if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
                 return ModelError(

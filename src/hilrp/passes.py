@@ -18,7 +18,7 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.rules import Rules
 from hilrp.stages import channels_last, first_map, to_map
-from hilrp.targets import Contrast, Target, score_of
+from hilrp.targets import Target, score_of
 from hilrp.tree import map_tensors, tensors
 
 #: Gradients of single pixels underflow in float16; the backward pass is started with this instead of one.
@@ -52,7 +52,7 @@ class Pass:
         self,
         model: nn.Module,
         x: Any,
-        target: Target | Contrast,
+        target: Target,
         rules: Rules,
         books: Books,
         on_problem: Callable[[AuditError], None],

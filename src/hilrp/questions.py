@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hilrp import messages
 from hilrp.errors import HilrpError, InputError, ModelError
 from hilrp.passes import as_written, call_model
-from hilrp.targets import Contrast, Target, score_of
+from hilrp.targets import Target, score_of
 from hilrp.tree import map_tensors, tensors
 
 
@@ -29,7 +29,7 @@ class Question:
 
     model: nn.Module
     x: Any
-    target: Target | Contrast
+    target: Target
     batch: int
 
     def images(self, change: Callable[[Tensor], Tensor]) -> Any:

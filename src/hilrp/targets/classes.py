@@ -1,4 +1,4 @@
-"""Targets: from a model's output to the score that is explained, one scalar per sample."""
+"""From a model's output to the score that is explained: classes, contrasts, and functions of the output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from hilrp.errors import TargetError
+from hilrp.targets.needs import Needs
 from hilrp.tree import tensors
-
-Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,9 @@ class Contrast:
 
     wanted: int | Sequence[int] | Tensor
     other: int | Sequence[int] | Tensor
+
+
+Target = int | Sequence[int] | Tensor | Contrast | Needs | Callable[[Any], Tensor] | None
 
 
 def logits_of(output: Any) -> Tensor:
@@ -55,7 +57,7 @@ class Score(NamedTuple):
     against: Tensor | None = None
 
 
-def score_of(output: Any, target: Target | Contrast, batch: int) -> Score:
+def score_of(output: Any, target: Target, batch: int) -> Score:
     """What a target makes of a model's output."""
     if callable(target):
         return Score(_scalar_per_sample(target(output), batch))
@@ -68,11 +70,11 @@ def score_of(output: Any, target: Target | Contrast, batch: int) -> Score:
             "output and returns one scalar per sample, for instance target=lambda out: out[:, 3].mean((1, 2))."
         )
     if isinstance(target, Contrast):
-        wanted, other = _indices(target.wanted, logits, "wanted"), _indices(target.other, logits, "other")
+        wanted, other = indices_of(target.wanted, logits, "wanted"), indices_of(target.other, logits, "other")
         return Score(_pick(logits, wanted) - _pick(logits, other), wanted, other)
     # As numbers: the class that is explained is that of the input, also where the model runs on a reference beside it.
     found = logits.detach().argmax(1).tolist() if target is None else target
-    indices = _indices(found, logits, "target")
+    indices = indices_of(found, logits, "target")
     return Score(_pick(logits, indices), indices)
 
 
@@ -80,7 +82,8 @@ def _pick(logits: Tensor, indices: Tensor) -> Tensor:
     return logits.gather(1, indices.unsqueeze(1)).squeeze(1)
 
 
-def _indices(target: Any, logits: Tensor, name: str) -> Tensor:
+def indices_of(target: Any, logits: Tensor, name: str) -> Tensor:
+    """Classes, one for each sample, of a target that is one or one for each; ``name`` is what it is called in errors."""
     batch, classes = logits.shape
     try:
         indices = torch.as_tensor(target)

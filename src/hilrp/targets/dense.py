@@ -1,0 +1,158 @@
+"""Targets of models that say something of every place, or of every object that they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hilrp.errors import TargetError
+from hilrp.targets.classes import indices_of, logits_of
+from hilrp.tree import tensors
+
+Side = Literal["left", "top", "right", "bottom"]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A class of a segmentation model, in a part of the picture: the mean of its logits there.
+
+    Give one of ``mask``, ``box`` and ``pixel``, in pixels of the model's input; without any, the whole picture is meant.
+
+    Attributes:
+        label: The class, or one for each sample; ``None`` for the one that is strongest in the region.
+        mask: ``[H,W]``, or one for each sample, ``[B,H,W]``: of the size of the input, or of the model's output.
+        box: Left, top, right and bottom.
+        pixel: Column and row.
+
+    Example:
+        >>> logits = torch.arange(8.0).reshape(1, 2, 2, 2)
+        >>> Region(1, pixel=(1, 0)).prepare(torch.zeros(1, 3, 2, 2), lambda x: x)(logits)
+        tensor([5.])
+    """
+
+    label: int | Sequence[int] | Tensor | None = None
+    mask: Tensor | None = None
+    box: tuple[float, float, float, float] | None = None
+    pixel: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if sum(part is not None for part in (self.mask, self.box, self.pixel)) > 1:
+            raise TargetError("targets.Region: give one of mask, box and pixel.")
+
+    def prepare(self, x: Any, run: Callable[[Any], Any]) -> Callable[[Any], Tensor]:
+        """The mean over the region, as a function of the model's output."""
+        images = next((t for t in tensors(x) if t.ndim == 4 and t.is_floating_point()), None)
+        if images is None:
+            raise TargetError("targets.Region: the input holds no images [B,C,H,W].")
+        size, batch = tuple(images.shape[-2:]), len(images)
+        weights = self._weights(size).to(images.device, torch.float32)
+
+        def score(output: Any) -> Tensor:
+            logits = logits_of(output)
+            if logits.ndim != 4 or len(logits) != batch:
+                raise TargetError(
+                    f"targets.Region: the model's output has the shape {tuple(logits.shape)}, and not [{batch}, classes, height, width]. It is for "
+                    "segmentation models."
+                )
+            weighed = self._scaled(weights, size, (logits.shape[-2], logits.shape[-1])).to(logits)
+            means = (logits * weighed.unsqueeze(1)).sum((2, 3))
+            wanted = means.detach().argmax(1).tolist() if self.label is None else self.label
+            return means.gather(1, indices_of(wanted, means, "label").unsqueeze(1)).squeeze(1)
+
+        return score
+
+    def _weights(self, size: tuple[int, ...]) -> Tensor:
+        """The region at the size of the input, or as the mask was given, ``[1 or B,H,W]``."""
+        height, width = size
+        weights = torch.zeros(1, height, width)
+        if self.mask is not None:
+            mask = torch.as_tensor(self.mask)
+            if mask.ndim not in (2, 3):
+                raise TargetError(
+                    f"targets.Region: the mask has the shape {tuple(mask.shape)}; give [H,W], or [B,H,W] for each sample."
+                )
+            weights = (mask if mask.ndim == 3 else mask[None]).float()
+        elif self.box is not None:
+            left, top, right, bottom = self.box
+            if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+                raise TargetError(
+                    f"targets.Region: the box {self.box} (left, top, right, bottom) isn't inside the input of {width} x {height} pixels."
+                )
+            weights[:, int(top) : max(int(top) + 1, round(bottom)), int(left) : max(int(left) + 1, round(right))] = 1
+        elif self.pixel is not None:
+            column, row = self.pixel
+            if not (0 <= column < width and 0 <= row < height):
+                raise TargetError(
+                    f"targets.Region: the pixel {self.pixel} (column, row) isn't inside the input of {width} x {height} pixels."
+                )
+            weights[:, row, column] = 1
+        else:
+            weights += 1
+        if not bool((weights.flatten(1).sum(1) > 0).all()):
+            raise TargetError("targets.Region: the mask is empty.")
+        return weights
+
+    @staticmethod
+    def _scaled(weights: Tensor, size: tuple[int, ...], wanted: tuple[int, int]) -> Tensor:
+        """The region at the size of the output, with a sum of one."""
+        own = tuple(weights.shape[-2:])
+        if own not in (size, wanted):
+            raise TargetError(
+                f"targets.Region: the mask has {own[1]} x {own[0]} pixels, the model's input {size[1]} x {size[0]} and its output {wanted[1]} x {wanted[0]}: "
+                "scale the mask as the picture was scaled."
+            )
+        scaled = F.adaptive_avg_pool2d(weights.unsqueeze(1), wanted).squeeze(1)
+        return scaled / scaled.sum((1, 2), keepdim=True)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """A class of one query of a detector (DETR and its kin), or a side of its box.
+
+    Attributes:
+        query: Which of the model's queries.
+        label: The class; ``None`` for the one that the query finds most likely.
+        side: A side of the box instead, as a part of the picture's width or height.
+    """
+
+    query: int
+    label: int | None = None
+    side: Side | None = None
+
+    def __post_init__(self) -> None:
+        if self.side is not None and self.label is not None:
+            raise TargetError("targets.Detection: give a label or a side, not both.")
+        if self.side not in (None, "left", "top", "right", "bottom"):
+            raise TargetError(f"targets.Detection: side={self.side!r}; choose from left, top, right, bottom.")
+
+    def __call__(self, output: Any) -> Tensor:
+        """One number per sample."""
+        if self.side is not None:
+            x, y, width, height = self._of_query(_named(output, "pred_boxes", "boxes")).unbind(-1)
+            middle, extent = (x, width) if self.side in ("left", "right") else (y, height)
+            return middle - extent / 2 if self.side in ("left", "top") else middle + extent / 2
+        logits = self._of_query(_named(output, "logits", "pred_logits", "class_queries_logits"))
+        wanted = logits.detach().argmax(1).tolist() if self.label is None else self.label
+        return logits.gather(1, indices_of(wanted, logits, "label").unsqueeze(1)).squeeze(1)
+
+    def _of_query(self, found: Tensor) -> Tensor:
+        if not 0 <= self.query < found.shape[1]:
+            raise TargetError(
+                f"targets.Detection: query {self.query} is out of range: the model has {found.shape[1]}, 0 to {found.shape[1] - 1}."
+            )
+        return found[:, self.query]
+
+
+def _named(output: Any, *names: str) -> Tensor:
+    for name in names:
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor) and found.ndim == 3:
+            return found
+    raise TargetError(
+        f"targets.Detection: the model's output ({type(output).__name__}) has no {names[0]} for each query, [B, queries, ...]. It is for detectors of the kind of DETR."
+    )

@@ -1,0 +1,137 @@
+"""Models of two towers: which pixels, and which words, make a picture and a caption alike.
+
+With the caption held fixed, the picture's tower is explained by `hilrp.targets.Cosine` to the caption's embedding:
+
+    explanation = hilrp.explain(ImageTower(model), pixels, Cosine(caption_embeddings(model, ids)))
+
+For both at once, `ImageText` is a model of the pixels and of how much each word is there (all of it: one). The relevance of a
+word is then that of its embedding:
+
+    pair = ImageText(model, ids)
+    explanation = hilrp.explain(pair, (pixels, pair.words), similarity)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from hilrp.errors import InputError, ModelError
+from hilrp.targets import embedding_of
+
+
+class ImageTower(nn.Module):
+    """The picture's tower of a model of two, as a model of its own: from pixels to embeddings."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._encode = _encoder(model, "image")
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """``[B,D]``."""
+        return self._encode(pixels)
+
+
+class ImageText(nn.Module):
+    """How alike a model of two towers finds pictures and captions: the cosine of each pair.
+
+    Args:
+        model: open_clip's models, CLIP, SigLIP and their kin of transformers, the zoo's; any with ``encode_image`` and ``encode_text``, or with
+            ``get_image_features`` and ``get_text_features``.
+        ids: Token numbers ``[L]`` of one caption, or of one for each picture, ``[B,L]``; or a mapping with ``input_ids``, as tokenisers of transformers
+            return it.
+    """
+
+    def __init__(self, model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._image, self._text = _encoder(model, "image"), _encoder(model, "text")
+        self._ids, self._others = _tokens(ids)
+
+    @property
+    def words(self) -> Tensor:
+        """How much each token is there, ``[B,L]``: the second input, of ones."""
+        return torch.ones(self._ids.shape, device=self._ids.device)
+
+    def forward(self, pixels: Tensor, words: Tensor | None = None) -> Tensor:
+        """The cosine of each pair, ``[B]``; of one caption and several pictures, that of each with it."""
+        image = self._image(pixels)
+        ids = self._ids.to(pixels.device)
+        if words is None:
+            text = self._text(ids, **self._others)
+        else:
+            if words.shape != ids.shape:
+                raise InputError(
+                    f"words has the shape {tuple(words.shape)}, the tokens {tuple(ids.shape)}: give ImageText.words, one number for each token."
+                )
+            with _Weighed(ids, words) as weighed:
+                text = self._text(ids, **self._others)
+            if not weighed.met:
+                raise ModelError(
+                    f"The text tower of {type(self.model).__name__} looks its tokens up in no torch embedding, so that words can't be told apart. Explain the "
+                    "picture alone: ImageText(...)(pixels)."
+                )
+        return (F.normalize(image, dim=-1) * F.normalize(text, dim=-1)).sum(-1)
+
+
+def similarity(output: Tensor) -> Tensor:
+    """The output of `ImageText` as a target."""
+    return output
+
+
+def caption_embeddings(model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """What the text tower makes of captions, ``[B,D]``, without a graph."""
+    tokens, others = _tokens(ids)
+    with torch.no_grad():
+        return _encoder(model, "text")(tokens, **others)
+
+
+class _Weighed(TorchFunctionMode):
+    """Multiplies the embeddings of the tokens, where the model looks them up, by how much each is there. The model is not changed."""
+
+    def __init__(self, ids: Tensor, words: Tensor) -> None:
+        super().__init__()
+        self.ids, self.words, self.met = ids, words, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is not F.embedding or self.met:
+            return out
+        index = args[0] if args else kwargs["input"]
+        if index.numel() != self.ids.numel() or not torch.equal(index.reshape(-1), self.ids.reshape(-1)):
+            return out  # of positions
+        self.met = True
+        return out * self.words.reshape(*index.shape, 1).to(out.dtype)
+
+
+def _tokens(ids: Tensor | Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Token numbers ``[B,L]``, and what else the text tower takes."""
+    others: dict[str, Tensor] = {}
+    if isinstance(ids, Mapping):
+        if "input_ids" not in ids:
+            raise InputError(f"ids has no input_ids, only {', '.join(map(str, ids))}.")
+        others = {name: t if t.ndim > 1 else t[None] for name, t in ids.items() if name != "input_ids"}
+        ids = ids["input_ids"]
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.ndim not in (1, 2):
+        raise InputError("ids must be a tensor of token numbers, [L] or [B,L].")
+    if not ids.numel():
+        raise InputError("ids is empty: the caption has no token.")
+    return (ids if ids.ndim == 2 else ids[None]), others
+
+
+def _encoder(model: nn.Module, what: str) -> Callable[..., Tensor]:
+    """From the input of a tower to embeddings."""
+    for name in (f"encode_{what}", f"get_{what}_features"):
+        method = getattr(model, name, None)
+        if callable(method):
+            return lambda *args, **others: embedding_of(method(*args, **others))
+    raise InputError(
+        f"{type(model).__name__} has neither encode_{what} nor get_{what}_features: it is no model of two towers, for pictures and text."
+    )
