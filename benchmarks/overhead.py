@@ -4,7 +4,7 @@
 
 Prints one line per model: the median time of the plain pass, and the ratios of the explanations to it, with the
 smallest and largest ratio over the repeats; on a GPU also the ratios of peak memory. The plain pass has its parameters frozen, as
-input-gradient code does. ``secant`` is relative to a plain grey.
+input-gradient code does. ``secant`` is relative to a plain grey. Nothing is audited.
 """
 
 from __future__ import annotations

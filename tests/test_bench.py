@@ -392,3 +392,5 @@ def test_differences_are_of_the_same_images():
     assert shown["energy excess"].value.count == 4
     assert "| energy excess | **0.02 [0.02, 0.02]** |" in markdown(cells, "T", {"effort": {}})
     assert paired_rows(cells[:1]) == ([], [])
+    one = [replace(cell, figures={k: v[:1] for k, v in cell.figures.items()}) for cell in cells]
+    assert {cell.mark for row in paired_rows(one)[1] for cell in row.cells} == {""}  # one image says nothing

@@ -193,7 +193,9 @@ class Engine(TorchFunctionMode):
         """The tensor that stands for this one; a view of a constant that has become dependent is taken anew."""
         found = self.tracker.current(tensor)
         root = tensor._base
-        if found is not tensor or root is None or self.tracker.current(root) is root:
+        # After `y.unsqueeze_(1)` a view of y stands for y.
+        stand_in = None if root is None else self.tracker.current(root)
+        if found is not tensor or stand_in is None or stand_in is root or stand_in is tensor:
             return found
         return in_place.refresh(self, tensor)
 

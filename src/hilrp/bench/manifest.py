@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,7 @@ def manifest(grid: Grid) -> dict[str, Any]:
             "sha256": fingerprint(loaded.model),
             "mean": loaded.preprocess.mean,
             "std": loaded.preprocess.std,
-            "preprocessing": " ".join(str(loaded.preprocess.function).split()),
+            "preprocessing": _described(loaded.preprocess.function),
         }
     return {
         "hilrp": hilrp.__version__,
@@ -51,6 +52,12 @@ def manifest(grid: Grid) -> dict[str, Any]:
         "measures": list(suite.measures),
         "models": models,
     }
+
+
+def _described(function: Any) -> str:
+    """A preprocessing in words: a function by its name, and not by where it was in memory."""
+    plain = isinstance(function, FunctionType)
+    return f"{function.__module__}.{function.__qualname__}" if plain else " ".join(str(function).split())
 
 
 def _version(name: str) -> str | None:

@@ -115,7 +115,7 @@ RULES = Section(
 PAIR = ("secant", "hilrp")
 PAIRED = Section(
     "Secant against the paper's preset",
-    "HiLRP, secant less HiLRP: means of the differences on the same images with their intervals. Bold where all of the interval is better, in italics (underlined) where all of it is worse.",
+    "HiLRP, secant less HiLRP: means of the differences on the same images with their intervals. Marked as best or worst is a difference whose whole interval is better or worse.",
     {
         name: better
         for section in SECTIONS
@@ -159,7 +159,7 @@ class Shown:
     Attributes:
         value: The estimate.
         why: Why there is none.
-        mark: ``"best"`` or ``"worst"`` of the methods that look at the model.
+        mark: ``"best"`` or ``"worst"`` of the methods that look at the model; of a difference, whether all of its interval is better or worse.
     """
 
     value: Estimate | None
@@ -199,14 +199,14 @@ def paired_rows(cells: Iterable[Cell]) -> tuple[list[str], list[Row]]:
         values = {model: found[name, model] for model in models if (name, model) in found}
         if values:
             overall = estimate(value.mean for value in values.values()) if len(values) == len(models) > 1 else None
-            cells_shown = [Shown(value := values.get(model), "", _side(value, better)) for model in models]
-            rows.append(Row(name, name, "", cells_shown, Shown(overall)))
+            shown = [Shown(values.get(model), "", _side(values.get(model), better)) for model in models]
+            rows.append(Row(name, name, "", shown, Shown(overall)))
     return models, rows
 
 
 def _side(value: Estimate | None, better: int) -> str:
     """On which side of zero all of an interval is."""
-    if value is None or value.low <= 0 <= value.high:
+    if value is None or value.count < 2 or value.low <= 0 <= value.high:
         return ""
     return "best" if value.mean * better > 0 else "worst"
 

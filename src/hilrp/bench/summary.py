@@ -105,7 +105,7 @@ def tables(cells: Iterable[Cell]) -> dict[str, Table]:
 
 
 def differences(cells: Iterable[Cell], method: str, other: str) -> dict[tuple[str, str], Estimate]:
-    """Figure and model -> by how much a method is above another on the same images."""
+    """Figure and model -> by how much a method is above another on the same images, in the mean. Figures that both don't have for all of them are left out."""
     known = {(c.model, c.method, name): values for c in cells for name, values in c.figures.items()}
     found = {}
     for (model, by, name), values in known.items():

@@ -8,8 +8,8 @@ and kernels are chosen by strides.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -160,21 +160,37 @@ def magnitude(x: Tensor, origin: Tensor | None = None) -> Tensor:
     return _Magnitude.apply(x, origin)
 
 
-def shapes_alone() -> AbstractContextManager[object]:
+@contextmanager
+def shapes_alone() -> Iterator[None]:
     """Within, the graph keeps the shapes of tensors that carry relevance, and not their values.
 
-    For maps that are linear in them: the backward pass needs no more, but that of torch's convolutions keeps the values as well.
+    For maps that are linear in them: the backward pass needs no more, but that of torch's convolutions keeps the values as well. Only the map itself may run
+    within: what an absolute value or a clamp keeps is needed.
     """
-    return saved_tensors_hooks(_shape, _of_shape)
+    hooks = saved_tensors_hooks(_kept, _restored)
+    try:
+        hooks.__enter__()
+    except RuntimeError:  # the caller has forbidden such hooks
+        yield
+        return
+    try:
+        yield
+    finally:
+        hooks.__exit__()
 
 
-def _shape(t: Tensor) -> Tensor | tuple[Any, ...]:
-    return (t.shape, t.stride(), t.dtype, t.device) if t.requires_grad else t
+def _kept(t: Tensor) -> tuple[Any, ...]:
+    return (t.shape, t.stride(), t.dtype, t.device) if t.requires_grad else (t, t._version)
 
 
-def _of_shape(kept: Tensor | tuple[Any, ...]) -> Tensor:
-    if isinstance(kept, Tensor):
-        return kept
+def _restored(kept: tuple[Any, ...]) -> Tensor:
+    if isinstance(kept[0], Tensor):
+        constant, version = kept
+        if constant._version != version:  # torch's own check doesn't see what hooks keep
+            raise RuntimeError(
+                f"a weight of the shape {tuple(constant.shape)} that is needed for the backward pass was modified by an in-place operation"
+            )
+        return constant
     shape, stride, dtype, device = kept
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 

@@ -19,6 +19,8 @@ from hilrp.primitives.call import Call
 from hilrp.primitives.functions import hand_over, magnitude, redistribute, shapes_alone
 from hilrp.tree import map_tensors
 
+_CONVOLUTIONS = frozenset(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in "123")
+
 
 def weighted(call: Call) -> Tensor:
     """A weighted sum (linear, convolution, matmul with a constant) under the rule set's linear rule."""
@@ -90,7 +92,7 @@ def zplus(call: Call, stabiliser: float) -> Tensor:
     positive = _product(call, lambda t: t.clamp(min=0))
     bias = bias_of(call)
     # The product of two negative parts is positive; a bias is no product, and its negative part has no share.
-    negative = call.run(lambda t: torch.zeros_like(t) if t is bias else t.clamp(max=0))
+    negative = run(call, lambda t: torch.zeros_like(t) if t is bias else t.clamp(max=0))
     return _stabilised(call, positive + negative, stabiliser)
 
 
@@ -105,8 +107,9 @@ def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> T
 
 def run(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """The weighted sum of operands, each mapped by ``replace``, of which the graph of a convolution keeps no values."""
-    if not call.name.startswith("conv") or len(call.carriers) != 1:
+    if call.name not in _CONVOLUTIONS or len(call.carriers) != 1:
         return call.run(replace)
+    # What replaces the operands runs before: only the map itself is linear.
     args, kwargs = (call.args, call.kwargs) if replace is None else map_tensors(replace, (call.args, call.kwargs))
     with shapes_alone():
         return call.func(*args, **kwargs)

@@ -43,6 +43,15 @@ def attention_gradient(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
     return _to_pixels(model, paths - itself, x)
 
 
+def class_token(model: nn.Module, x: Tensor) -> Tensor:
+    """What the class token of the last block attends to, averaged over heads. Knows no class, and no objective."""
+    with torch.no_grad():
+        _, matrices = _run(model, x)
+    if not _prefix(model, matrices[0].shape[-1]):
+        raise Undefined("it has no class token")
+    return _to_pixels(model, matrices[-1].mean(1), x, pooled=False)
+
+
 class _Watch(TorchFunctionMode):
     """Keeps the matrices of attention calls."""
 
@@ -85,10 +94,11 @@ def _prefix(model: nn.Module, tokens: int) -> int | None:
     return next((count for count in counts if math.isqrt(tokens - count) ** 2 == tokens - count), None)
 
 
-def _to_pixels(model: nn.Module, paths: Tensor, x: Tensor) -> Tensor:
+def _to_pixels(model: nn.Module, paths: Tensor, x: Tensor, pooled: bool | None = None) -> Tensor:
     """What the tokens that the classifier reads take from each patch, enlarged to the picture."""
     count = _prefix(model, paths.shape[-1]) or 0
-    pooled = count == 0 or getattr(model, "global_pool", "token") == "avg"
+    if pooled is None:
+        pooled = count == 0 or getattr(model, "global_pool", "token") == "avg"
     readers = (paths[:, count:] if pooled else paths[:, :count]).mean(1)
     side = math.isqrt(paths.shape[-1] - count)
     patches = readers[:, count:].reshape(len(x), 1, side, side)
