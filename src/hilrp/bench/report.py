@@ -244,7 +244,7 @@ def markdown(cells: Iterable[Cell], title: str, facts: dict[str, Any]) -> str:
         lines += _section(section, found)
     models, pairs = paired_rows(main)
     if pairs:
-        lines += [f"## {PAIRED.title}", "", PAIRED.text, "", *_lines(models, pairs)]
+        lines += [f"## {PAIRED.title}", "", PAIRED.text, "", *as_table(models, pairs)]
     lines += _section(RULES, tables(rules))
     errors = [cell for cell in cells if cell.error is not None]
     if errors:
@@ -256,18 +256,24 @@ def _section(section: Section, found: dict[str, Table]) -> list[str]:
     present = [name for name in section.figures if name in found]
     lines = [f"## {section.title}", "", section.text, ""] if present else []
     for name in present:
-        lines += [f"**{name}**", "", *_lines(found[name].models, rows(found[name], section.figures[name]))]
+        lines += [f"**{name}**", "", *as_table(found[name].models, rows(found[name], section.figures[name]))]
     return lines
 
 
-def _lines(models: list[str], shown: list[Row]) -> list[str]:
-    several = len(models) > 1
+def as_table(models: list[str], shown: list[Row]) -> list[str]:
+    """Rows as the lines of a Markdown table, with a last column for all models together where a row has a value for that."""
+    several = len(models) > 1 and has_overall(shown)
     heads = [short(model) for model in models] + [OVERALL] * several
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row in shown:
         cells = [_plain(cell) for cell in row.cells] + [_plain(row.overall, overall=True)] * several
         lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def has_overall(shown: list[Row]) -> bool:
+    """Whether anything can be said of all models together."""
+    return any(row.overall.value is not None for row in shown)
 
 
 def _introduction(facts: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,13 @@ from hilrp.bench.methods.base import Undefined
 from hilrp.bench.methods.controls import centre_gaussian, uniform
 from hilrp.bench.metrics import localisation
 from hilrp.bench.metrics.shapley import spearman
+from hilrp.bench.report import Row, Shown, short
+from hilrp.bench.summary import estimate
 from hilrp.errors import InputError
 from hilrp.explainer import Explainer
 from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
+from hilrp.scenes.objects import Mask
 from hilrp.targets import Views
 
 #: Side of the maps when those of two models are set beside each other.
@@ -58,6 +60,13 @@ METHODS: dict[str, tuple[str, Callable[[nn.Module, Tensor], Tensor]]] = {
     "uniform": ("uniform", lambda model, x: uniform(model, x, x)),
 }
 CONTROLS = ("centre-gaussian", "uniform")
+#: Figure -> what it says.
+FIGURES = {
+    "pointing": "How often the strongest pixel lies on the object.",
+    "energy excess": "The part of the positive relevance on the object, less the part of the picture that it covers.",
+    "average precision": "How well the map tells the object's pixels from the others.",
+    "entropy": "How widely positive relevance is spread: 1 is everywhere the same.",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +102,16 @@ class Seen:
     masks: Tensor
 
 
-def encoder(name: str, device: str = "cpu") -> Loaded:
+def encoder(name: str, device: str = "cpu", size: int | None = None) -> Loaded:
     """A model by name, perhaps with a checkpoint after an @; where it has a classifier, that is taken off."""
     base, _, checkpoint = name.partition("@")
     loaded = load(base, checkpoint or None, device=device)
+    if size is not None:
+        if not loaded.name.startswith("timm/"):
+            raise InputError(f"{name}: only models of timm can be set to another size of images.")
+        from hilrp.libraries.timm import resized
+
+        loaded = resized(loaded, size)
     model: Any = loaded.model
     if loaded.classifies and hasattr(model, "reset_classifier"):
         model.reset_classifier(0)
@@ -106,13 +121,20 @@ def encoder(name: str, device: str = "cpu") -> Loaded:
 def seen(loaded: Loaded, samples: list[Sample]) -> Seen:
     """Pictures and masks as a model sees them. Of objects that are cropped away, or cover all, nothing can be said."""
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
-    masks = torch.stack([seen_mask(loaded, sample.place()) for sample in samples])
+    masks = torch.stack([seen_mask(loaded, _objects(sample)) for sample in samples])
     sizes = masks.flatten(1).float().mean(1)
     if not bool(((sizes > 0) & (sizes < 1)).any()):
         raise InputError(
             f"{loaded.name}: no object is left in any of the {len(samples)} images after its preprocessing."
         )
     return Seen(loaded, torch.stack([loaded.preprocess(s.open()) for s in samples]).to(device), masks.to(device))
+
+
+def _objects(sample: Sample) -> Mask:
+    """Where anything is: without a label, all objects of a scene are meant."""
+    if sample.scene is None:
+        return sample.place()
+    return np.logical_or.reduce([thing.mask for thing in sample.scene.things])
 
 
 def study(pictures: Seen, name: str, methods: tuple[str, ...] = tuple(METHODS)) -> Iterator[Found]:
@@ -163,8 +185,33 @@ def agreement(first: Found, second: Found) -> list[float]:
     return spearman(a, b).tolist()
 
 
-def save(found: Found, folder: Path) -> None:
-    """The maps of one method on one model, as arrays."""
-    if found.maps is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / f"{found.method}.npz", maps=found.maps.cpu().numpy())
+def rows_of(found: list[Found], figure: str) -> tuple[list[str], list[Row]]:
+    """One figure as a table: the models, and a row for each method."""
+    models, names = (list(dict.fromkeys(getattr(f, key) for f in found)) for key in ("model", "method"))
+    known = {(f.model, f.method): f for f in found}
+    rows = []
+    for name in names:
+        cells = []
+        for model in models:
+            one = known[model, name]
+            cells.append(Shown(estimate(one.figures.get(figure, [])), one.undefined or ""))
+        means = [cell.value.mean for cell in cells if cell.value is not None]
+        overall = Shown(estimate(means) if len(means) == len(models) > 1 else None)
+        rows.append(Row(name, METHODS[name][0], "control" if name in CONTROLS else "", cells, overall))
+    return models, rows
+
+
+def agreements(found: list[Found], method: str) -> tuple[list[str], list[Row]]:
+    """How alike the maps of one method are on each pair of models."""
+    own = [f for f in found if f.method == method and f.maps is not None]
+    rows = [
+        Row(
+            a.model,
+            short(a.model),
+            "",
+            [Shown(None if a is b else estimate(agreement(a, b))) for b in own],
+            Shown(None),
+        )
+        for a in own
+    ]
+    return [f.model for f in own], rows if len(own) > 1 else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,21 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     return Loaded(f"timm/{name}", model, preprocessing(model), class_names(model))
 
 
-def preprocessing(model: nn.Module) -> Preprocess:
-    """That of a timm model's own configuration."""
-    config = timm.data.resolve_data_config({}, model=model)
+def resized(loaded: Loaded, size: int) -> Loaded:
+    """A model of timm for images of another size: positions are interpolated, where it has learned some."""
+    model: Any = loaded.model
+    if not hasattr(model, "set_input_size"):
+        raise InputError(f"{loaded.name} has one size of images, or takes any; it can't be set to {size} x {size}.")
+    try:
+        model.set_input_size(img_size=(size, size))
+    except AssertionError as error:
+        raise InputError(f"{loaded.name} can't be set to images of {size} x {size}: {error}") from error
+    return replace(loaded, preprocess=preprocessing(model, size))
+
+
+def preprocessing(model: nn.Module, size: int | None = None) -> Preprocess:
+    """That of a timm model's own configuration, or the same for images of another size."""
+    config = timm.data.resolve_data_config({} if size is None else {"input_size": (3, size, size)}, model=model)
     return Preprocess(timm.data.create_transform(**config), tuple(config["mean"]), tuple(config["std"]))
 
 

@@ -14,12 +14,26 @@ from PIL import Image
 
 from hilrp.bench import methods
 from hilrp.bench.grid import Cell, Grid
-from hilrp.bench.report import OVERALL, PAIRED, RULES, SECTIONS, Row, Shown, number, paired_rows, rows, short, split
+from hilrp.bench.report import (
+    OVERALL,
+    PAIRED,
+    RULES,
+    SECTIONS,
+    Row,
+    Shown,
+    has_overall,
+    number,
+    paired_rows,
+    rows,
+    short,
+    split,
+)
 from hilrp.bench.summary import Table, tables
 from hilrp.pages.parts import image, page
 from hilrp.plotting import blend
 
-_STYLE = """
+#: Of tables and maps.
+STYLE = """
 table.grid { font-size: 13.5px; } table.grid th, table.grid td { padding: 3px 10px; text-align: right; white-space: nowrap; }
 table.grid td:first-child, table.grid th:first-child { text-align: left; position: sticky; left: 0; background: inherit; } table.grid tr { background: #fff; }
 table.grid .ci { color: var(--soft); font-size: 11px; display: block; }
@@ -48,20 +62,18 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
         if not present:
             continue
         parts.append(f"<h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>")
-        parts += [_table(name, found[name].models, rows(found[name], section.figures[name])) for name in present]
+        parts += [table(name, found[name].models, rows(found[name], section.figures[name])) for name in present]
         if section.title == "Conservation":
             parts += [_naive(found), _traces(main)]
         if section.title == "Faithfulness Correlation":
             parts.append(_noise(found))
     models, pairs = paired_rows(main)
     if pairs:
-        parts.append(
-            f"<h2>{escape(PAIRED.title)}</h2><p>{escape(PAIRED.text)}</p>{_table('difference', models, pairs)}"
-        )
+        parts.append(f"<h2>{escape(PAIRED.title)}</h2><p>{escape(PAIRED.text)}</p>{table('difference', models, pairs)}")
     if varied:
         parts.append(f"<h2>{RULES.title}</h2><p>{escape(RULES.text)}</p>{_gammas(varied)}")
         parts += [
-            _table(name, varied[name].models, rows(varied[name], better))
+            table(name, varied[name].models, rows(varied[name], better))
             for name, better in RULES.figures.items()
             if name in varied
         ]
@@ -72,11 +84,12 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
             f"<p>{escape(c.model)}, {escape(c.method)}, {c.measure}: {escape(c.error or '')}</p>" for c in errors
         )
         parts.append(f'<h2>Errors</h2><div class="card">{lines}</div>')
-    return page(title, "\n".join(part for part in parts if part), _STYLE)
+    return page(title, "\n".join(part for part in parts if part), STYLE)
 
 
-def _table(name: str, models: list[str], shown: list[Row]) -> str:
-    several = len(models) > 1
+def table(name: str, models: list[str], shown: list[Row]) -> str:
+    """Rows as a card with a table."""
+    several = len(models) > 1 and has_overall(shown)
     head = "".join(f"<th>{escape(name)}</th>" for name in [*map(short, models), *[OVERALL] * several])
     lines = []
     for row in shown:

@@ -1,0 +1,60 @@
+"""The page of a run of `hilrp views`: tables, and the maps of each model side by side."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+from PIL import Image
+
+from hilrp.bench.report import short
+from hilrp.bench.views import FIGURES, METHODS, Found, Seen, agreements, rows_of
+from hilrp.pages.bench import STYLE, table
+from hilrp.pages.parts import image, page
+from hilrp.plotting import blend
+
+#: How many pictures are shown.
+_SHOWN = 6
+
+
+def views_page(found: list[Found], pictures: dict[str, Seen], title: str, said: str) -> str:
+    """The whole page."""
+    parts = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(said)}</p>']
+    for name, text in FIGURES.items():
+        parts.append(f"<h2>{escape(name.capitalize())}</h2><p>{escape(text)}</p>{table(name, *rows_of(found, name))}")
+    for method in ("hilrp", "secant"):
+        models, shown = agreements(found, method)
+        if shown:
+            parts.append(
+                f"<h2>Agreement of {escape(METHODS[method][0])}</h2><p>How alike (Spearman) the maps of two models are.</p>{table('', models, shown)}"
+            )
+    return page(title, "\n".join([*parts, "<h2>Maps</h2>", *_maps(found, pictures)]), STYLE)
+
+
+def _maps(found: list[Found], pictures: dict[str, Seen]) -> list[str]:
+    known = {(f.model, f.method): f for f in found}
+    names = [name for name in METHODS if any(f.method == name and name != "uniform" for f in found)]
+    cards = []
+    for i in range(min(_SHOWN, *(len(seen.x) for seen in pictures.values()))):
+        lines = []
+        for model, seen in pictures.items():
+            picture = seen.loaded.preprocess.picture(seen.x[i])
+            assert picture is not None  # or its masks would not be known
+            shown = picture.permute(1, 2, 0).cpu().numpy()
+            cells = [_small(shown, short(model))]
+            for name in names:
+                maps = known[model, name].maps
+                cells.append(
+                    "–"
+                    if maps is None
+                    else _small(blend(shown, maps[i].cpu().numpy()), f"{METHODS[name][0]} on {short(model)}")
+                )
+            lines.append(f"<tr><td>{escape(short(model))}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        heads = "".join(f"<th>{escape(METHODS[name][0])}</th>" for name in names)
+        cards.append(f'<div class="card maps"><table><tr><th></th><th></th>{heads}</tr>{"".join(lines)}</table></div>')
+    return cards
+
+
+def _small(picture: np.ndarray, text: str) -> str:
+    drawn = Image.fromarray((255 * np.clip(picture, 0, 1)).astype(np.uint8))
+    return image(drawn.resize((126, 126)), text, quality=85)
