@@ -25,7 +25,7 @@ from hilrp.errors import InputError
 from hilrp.explainer import Explainer
 from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
-from hilrp.scenes.objects import Mask
+from hilrp.scenes import Mask
 from hilrp.targets import Views
 
 #: Side of the maps when those of two models are set beside each other.
