@@ -10,6 +10,7 @@ without knowing its indices.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -96,23 +97,25 @@ def zplus(call: Call, stabiliser: float) -> Tensor:
     return _stabilised(call, positive + negative, stabiliser)
 
 
-def _product(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    y = run(call, replace)
+def _product(call: Call, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    y = run(call, change)
     bias = bias_of(call)
     if bias is not None:
-        bias = bias if replace is None else replace(bias)
+        bias = bias if change is None else change(bias)
         call.book(y, along_channels(call, bias), "bias")
     return y
 
 
-def run(call: Call, replace: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """The weighted sum of operands, each mapped by ``replace``, of which the graph of a convolution keeps no values."""
+def run(call: Call, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """The weighted sum of operands, each mapped by ``change``, of which the graph of a convolution keeps no values."""
     if call.name not in _CONVOLUTIONS or len(call.carriers) != 1:
-        return call.run(replace)
-    # What replaces the operands runs before: only the map itself is linear.
-    args, kwargs = (call.args, call.kwargs) if replace is None else map_tensors(replace, (call.args, call.kwargs))
+        return call.run(change)
+    # What changes the operands runs before: only the map itself is linear.
+    if change is not None:
+        args, kwargs = map_tensors(change, (call.args, call.kwargs))
+        call = replace(call, args=args, kwargs=kwargs)
     with shapes_alone():
-        return call.func(*args, **kwargs)
+        return call.run()
 
 
 def bias_of(call: Call) -> Tensor | None:
