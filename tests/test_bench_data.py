@@ -11,7 +11,7 @@ from PIL import Image
 
 import hilrp
 from conftest import shared
-from hilrp.bench.data import find, inputs_for, seen_mask
+from hilrp.bench.data import find, inputs_for
 from hilrp.errors import InputError
 from hilrp.scenes import Scenes
 from hilrp.scenes.folder import write
@@ -87,7 +87,7 @@ def test_masks_go_through_the_models_own_preprocessing():
     loaded = hilrp.load("deit_tiny_patch16_224", shared("checkpoints", "deit_tiny_patch16_224.safetensors"))
     mask = np.zeros((256, 384), bool)
     mask[:, 192:] = True  # the right half
-    seen = seen_mask(loaded, mask)
+    seen = loaded.seen_mask(mask)
     assert seen.shape == (224, 224)
     assert not seen[:, :108].any()
     assert seen[:, 116:].all()

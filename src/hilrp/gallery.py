@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,54 +21,10 @@ from hilrp.images import Source, read
 from hilrp.libraries.loaded import Loaded
 from hilrp.names import ZOO
 from hilrp.targets import Contrast, logits_of
+from hilrp.wanted import Wanted
 
 #: How many of the strongest classes are noted beside the explained one.
 _NOTED = 5
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be explained in each image: some of the strongest classes, or a given one; perhaps against another.
-
-    Attributes:
-        text: As the user said it.
-        strongest: How many of the strongest classes.
-        label: The class, where one is given.
-        against: The class that it is contrasted with.
-    """
-
-    text: str
-    strongest: int = 1
-    label: int | None = None
-    against: int | None = None
-
-    @staticmethod
-    def parse(text: str, loaded: Loaded, against: str | None = None) -> Wanted:
-        """From "prediction", "top5", the name of a class or its index."""
-        other = None if against is None else loaded.index(against)
-        said = text if against is None else f"{text} against {against}"
-        plain = text.strip().lower()
-        if not loaded.classifies and (plain == "prediction" or re.fullmatch("top[0-9]+", plain)):
-            raise InputError(
-                f"target {text}: {loaded.name} has no classifier, its output is a vector of features. Give the index of one of them, or load a "
-                "checkpoint with a classifier."
-            )
-        if plain == "prediction":
-            return Wanted(said, against=other)
-        if re.fullmatch("top[0-9]+", plain):
-            count = int(plain[3:])
-            if not 1 <= count <= 10:
-                raise InputError(f"target {text}: from top1 to top10.")
-            return Wanted(said, strongest=count, against=other)
-        label = loaded.index(text)
-        if label == other:
-            raise InputError(f"target {said}: a class can't be contrasted with itself.")
-        return Wanted(said, label=label, against=other)
-
-    @property
-    def count(self) -> int:
-        """How many explanations an image gets."""
-        return 1 if self.label is not None else self.strongest
 
 
 @dataclass(frozen=True)
@@ -211,6 +166,8 @@ class Gallery:
     def _found(self, x: Tensor) -> Explanation:
         device = next((p.device for p in self.loaded.model.parameters()), x.device)
         wanted, x = self.wanted, x.to(device)
+        if wanted.target is not None:
+            return self.explainer.explain(x, wanted.target)
         if wanted.label is not None:
             target: Any = torch.full((len(x),), wanted.label, device=device)
         elif wanted.strongest == 1 and wanted.against is None:
@@ -234,19 +191,23 @@ class Gallery:
         return self.explainer.explain(x, target)
 
     def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
-        logits = logits_of(found.output)[0].detach().float()
-        best = logits.topk(min(_NOTED, len(logits)))
+        names = [] if found.target is None else [self.loaded.named(int(c)) for c in found.target]
         facts = item.facts | {
-            "names": [] if found.target is None else [self.loaded.named(int(c)) for c in found.target],
+            "names": names if self.wanted.target is None else [self.wanted.text] * len(found),
             "against_names": [] if found.against is None else [self.loaded.named(int(c)) for c in found.against],
-            "strongest": [
-                {"class": int(i), "name": self.loaded.named(int(i)), "logit": float(v)}
-                for v, i in zip(best.values, best.indices, strict=True)
-            ],
+            "strongest": [] if self.wanted.target is not None else self._strongest(found),
         }
         pictures = self.loaded.preprocess.picture(found.input)
         found.save(self.folder / item.source.name, self.loaded.classes, pictures, self.all_stages, facts)
         return facts | found.facts()
+
+    def _strongest(self, found: Explanation) -> list[dict[str, Any]]:
+        logits = logits_of(found.output)[0].detach().float()
+        best = logits.topk(min(_NOTED, len(logits)))
+        return [
+            {"class": int(i), "name": self.loaded.named(int(i)), "logit": float(v)}
+            for v, i in zip(best.values, best.indices, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

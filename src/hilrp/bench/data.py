@@ -71,7 +71,7 @@ def inputs_for(loaded: Loaded, samples: list[Sample], batch: int = 32) -> Inputs
             f"{loaded.name} doesn't know the classes of scenes. Give --data with images of its own classes."
         )
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
-    masks = [seen_mask(loaded, sample.place()) for sample in samples]
+    masks = [loaded.seen_mask(sample.place()) for sample in samples]
     kept = [i for i, mask in enumerate(masks) if bool(mask.any()) and not bool(mask.all())]
     if not kept:
         raise InputError(
@@ -86,22 +86,11 @@ def inputs_for(loaded: Loaded, samples: list[Sample], batch: int = 32) -> Inputs
     if max(labels) >= logits.shape[1]:
         raise InputError(f"{loaded.name} has {logits.shape[1]} classes, but the data has a class {max(labels)}.")
     things = [
-        {} if s.scene is None else {t.label: seen_mask(loaded, t.mask).to(device) for t in s.scene.things}
+        {} if s.scene is None else {t.label: loaded.seen_mask(t.mask).to(device) for t in s.scene.things}
         for s in chosen
     ]
     places = torch.stack([masks[i] for i in kept]).to(device)
     return Inputs(chosen, x, places, torch.tensor(labels, device=device), predicted.to(device), things)
-
-
-def seen_mask(loaded: Loaded, mask: Mask) -> Tensor:
-    """A mask through the model's own preprocessing: scaled and cropped as the picture is, ``[H,W]``."""
-    picture = Image.fromarray(np.repeat(255 * mask.astype(np.uint8)[..., None], 3, axis=2))
-    seen = loaded.preprocess.picture(loaded.preprocess(picture))
-    if seen is None:
-        raise InputError(
-            f"{loaded.name}: where an object is after its preprocessing can't be told. Give hilrp a hilrp.libraries.loaded.Preprocess with mean and std."
-        )
-    return seen.mean(0) > 0.5
 
 
 def find(spec: str, count: int | None = None) -> list[Sample]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilrp.bench.batches import with_graph
-from hilrp.bench.data import Sample, seen_mask
+from hilrp.bench.data import Sample
 from hilrp.bench.methods.attention import class_token
 from hilrp.bench.methods.base import Undefined
 from hilrp.bench.methods.controls import centre_gaussian, uniform
@@ -121,7 +121,7 @@ def encoder(name: str, device: str = "cpu", size: int | None = None) -> Loaded:
 def seen(loaded: Loaded, samples: list[Sample]) -> Seen:
     """Pictures and masks as a model sees them. Of objects that are cropped away, or cover all, nothing can be said."""
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
-    masks = torch.stack([seen_mask(loaded, _objects(sample)) for sample in samples])
+    masks = torch.stack([loaded.seen_mask(_objects(sample)) for sample in samples])
     sizes = masks.flatten(1).float().mean(1)
     if not bool(((sizes > 0) & (sizes < 1)).any()):
         raise InputError(

@@ -16,12 +16,13 @@ from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
 from hilrp.errors import HilrpError, InputError
 from hilrp.files import write_whole
-from hilrp.gallery import Gallery, Outcome, Wanted, checksum
+from hilrp.gallery import Gallery, Outcome, checksum
 from hilrp.images import Source, find, read
 from hilrp.libraries.loaded import Loaded
 from hilrp.names import ZOO
 from hilrp.references import DEFAULT, NAMED, Given, Reference, named
 from hilrp.verdicts import Verdict
+from hilrp.wanted import Wanted
 from hilrp.zoo.architectures import ARCHITECTURES
 
 
@@ -46,8 +47,9 @@ def explain(
     target: Annotated[
         str,
         typer.Option(
-            help="'prediction', a class by name or index, or 'top5' for the five strongest (top1 to top10).",
-            autocompletion=lambda: ["prediction", "top3", "top5"],
+            help="'prediction', a class by name or index, or 'top5' for the five strongest (top1 to top10). Also: 'view' (what makes the picture and its mirror image "
+            "alike), 'text:CAPTION' (models of two towers), 'region:MASK.png:CLASS' or 'region:LEFT,TOP,RIGHT,BOTTOM:CLASS' (segmentation), 'detection:QUERY[:CLASS or side]'.",
+            autocompletion=lambda: ["prediction", "top3", "top5", "view", "text:", "region:", "detection:"],
         ),
     ] = "prediction",
     against: Annotated[
@@ -83,6 +85,8 @@ def explain(
     \b
     hilrp explain photo.jpg
     hilrp explain photos/ --target "golden retriever" --against "tabby"
+    hilrp explain photo.jpg --model open_clip/ViT-B-32-quickgelu --target "text:a dog on a sofa"
+    hilrp explain street.jpg --model transformers/facebook/detr-resnet-50 --target detection:17
     hilrp explain scan.png --model mine:model --rules secant --reference healthy.png
     hilrp explain "scans/**/*.png" --model resnet50 --checkpoint mine.safetensors --classes names.txt
     hilrp scenes 8 -o scenes; hilrp explain scenes/images --model zoo/swin --target top3
@@ -102,7 +106,7 @@ def explain(
         if reference is None and hilrp.Rules.named(rules).constants == "reference":
             reference = DEFAULT
         relative_to, said = _reference(reference, loaded)
-        explainer = hilrp.Explainer(loaded.model, rules, relative_to)
+        explainer = hilrp.Explainer(wanted.model(loaded), rules, relative_to)
         gallery = Gallery(loaded, explainer, wanted, output, batch, stages, fresh, said)
         make_folder(output)
         for name, why in problems.items():

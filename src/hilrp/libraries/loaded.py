@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +50,32 @@ class Preprocess:
 
 
 @dataclass(frozen=True)
+class Texts:
+    """The text tower of a model of two.
+
+    Attributes:
+        model: Both towers, as `hilrp.texts` takes them.
+        tokenise: From a caption to token numbers ``[L]``, padded as the tower was trained.
+        pieces: From a caption to its tokens in letters, those that begin and end it among them.
+        length: How many tokens the tower takes.
+    """
+
+    model: nn.Module
+    tokenise: Callable[[str], Tensor]
+    pieces: Callable[[str], list[str]]
+    length: int
+
+    def ids(self, caption: str) -> Tensor:
+        """The token numbers of a caption, ``[L]``; an error if it is empty, or too long for the tower."""
+        if not caption.strip():
+            raise InputError("the caption is empty. Say what is to be looked for: text:a striped red star.")
+        count = len(self.pieces(caption))
+        if count > self.length:
+            raise InputError(f"the caption has {count} tokens, the text tower takes {self.length}. Shorten it.")
+        return self.tokenise(caption)
+
+
+@dataclass(frozen=True)
 class Loaded:
     """What `hilrp.load` returns.
 
@@ -58,6 +85,7 @@ class Loaded:
         preprocess: From a PIL image to a tensor ``[3,H,W]``, as the model was trained.
         classes: The names of its classes, where they are known.
         weights: Where the weights are from.
+        texts: The text tower, of a model of two.
     """
 
     name: str
@@ -65,6 +93,7 @@ class Loaded:
     preprocess: Preprocess
     classes: list[str] | None = None
     weights: str = "published weights"
+    texts: Texts | None = None
 
     def __repr__(self) -> str:
         count = f"{len(self.classes)} classes" if self.classes else "classes without names"
@@ -77,6 +106,18 @@ class Loaded:
         opened = [read(Path(image))[0] if isinstance(image, (str, Path)) else image for image in images]
         x = torch.stack([self.preprocess(image) for image in opened])
         return x.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
+
+    def seen_mask(self, mask: np.ndarray) -> Tensor:
+        """A mask of a picture through the model's own preprocessing: scaled and cropped as the picture is, ``[H,W]``."""
+        from PIL import Image
+
+        picture = Image.fromarray(np.repeat(255 * mask.astype(np.uint8)[..., None], 3, axis=2))
+        seen = self.preprocess.picture(self.preprocess(picture))
+        if seen is None:
+            raise InputError(
+                f"{self.name}: where an object is after its preprocessing can't be told. Give hilrp a hilrp.libraries.loaded.Preprocess with mean and std."
+            )
+        return seen.mean(0) > 0.5
 
     def index(self, name: str) -> int:
         """The class of that name or number. One of several names ("tench, Tinca tinca") is enough."""

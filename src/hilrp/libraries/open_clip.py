@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hilrp import checkpoints
 from hilrp.errors import InputError
-from hilrp.libraries.loaded import Loaded, Preprocess
+from hilrp.libraries.loaded import Loaded, Preprocess, Texts
 from hilrp.libraries.recipe import Recipe, download, images
 
 
@@ -120,4 +120,21 @@ def load(name: str, checkpoint: str | Path | None = None, classes: Sequence[str]
     tower = model.visual
     transform = image_transform_v2(PreprocessCfg(**tower.preprocess_cfg), is_train=False)
     preprocess = Preprocess(transform, tuple(tower.image_mean), tuple(tower.image_std))
-    return Loaded(f"open_clip/{name}", ZeroShot(tower, captions, scale), preprocess, names)
+    return Loaded(
+        f"open_clip/{name}", ZeroShot(tower, captions, scale), preprocess, names, texts=texts(model, tokenise)
+    )
+
+
+def texts(model: nn.Module, tokenise: Any) -> Texts:
+    """The text tower with its tokeniser: open_clip's own, or one of transformers' inside of it."""
+    inner = getattr(tokenise, "tokenizer", None)
+
+    def pieces(caption: str) -> list[str]:
+        if inner is not None:
+            found: list[str] = inner.convert_ids_to_tokens(inner(caption)["input_ids"])
+            return found
+        words = [tokenise.decoder[i].replace("</w>", "") for i in tokenise.encode(caption)]
+        return ["<start>", *words, "<end>"]
+
+    length = int(getattr(model, "context_length", None) or tokenise.context_length)
+    return Texts(model, lambda caption: tokenise([caption], context_length=length)[0], pieces, length)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from hilrp import checkpoints
 from hilrp.errors import InputError
-from hilrp.libraries.loaded import Loaded, Preprocess
+from hilrp.libraries.loaded import Loaded, Preprocess, Texts
 from hilrp.libraries.recipe import Recipe, download, images, keyword, strongest
+from hilrp.texts import ImageTower
 
 
 class Small(NamedTuple):
@@ -195,18 +196,33 @@ def _from_pretrained(name: str) -> Any:
         return transformers.AutoModel.from_pretrained(name, trust_remote_code=False)
 
 
+#: Part of an architecture's name -> the class that loads it. What is left are models of two towers.
+_HEADS_OF = {
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForSemanticSegmentation": "AutoModelForSemanticSegmentation",
+    "ForObjectDetection": "AutoModelForObjectDetection",
+    "ForUniversalSegmentation": "AutoModelForUniversalSegmentation",
+}
+
+
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
-    """A classifier of the hub or in a folder, with its own processor; its weights, or those of a checkpoint."""
+    """A classifier, segmentation model, detector or model of two towers of the hub or in a folder, with its own processor; its weights, or those of a checkpoint."""
     if name in transformers.CONFIG_MAPPING:
         raise InputError(
             f"transformers/{name} is a type of model, which has no weights. Name a model of the hub, transformers/owner/name, or a folder with a saved one."
         )
     config: Any = download(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
-    if not any("ForImageClassification" in kind for kind in config.architectures or ()):
+    architectures = config.architectures or []
+    head = next((kind for part, kind in _HEADS_OF.items() if any(part in each for each in architectures)), None)
+    towers = all(hasattr(config, part) for part in ("text_config", "vision_config")) and any(
+        each.endswith("Model") for each in architectures
+    )
+    if head is None and not towers:
         raise InputError(
-            f"transformers/{name} ({', '.join(config.architectures or ['no architecture given'])}) is no image classifier. Load it with transformers, and pass "
-            "hilrp.explain a target: a function of its output."
+            f"transformers/{name} ({', '.join(architectures or ['no architecture given'])}) is no classifier, segmentation model, detector or model of two towers. Load it with "
+            "transformers, and pass hilrp.explain a target: a function of its output."
         )
+    kind: Any = getattr(transformers, head or "AutoModel")
     processor: Any = download(
         name, lambda: transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     )
@@ -214,13 +230,11 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     def make(classes: int | None) -> nn.Module:
         if classes is not None:
             config.num_labels = classes
-        made: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
+        made: nn.Module = kind.from_config(config)
         return made
 
     if checkpoint is None:
-        model: Any = download(
-            name, lambda: transformers.AutoModelForImageClassification.from_pretrained(name, trust_remote_code=False)
-        )
+        model: Any = download(name, lambda: kind.from_pretrained(name, trust_remote_code=False))
     else:
         model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
 
@@ -235,5 +249,26 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
         tuple(processor.image_std) if normal else (1.0,) * 3,
         reversed=bool(getattr(processor, "do_flip_channel_order", False)),
     )
+    if head is None:
+        tokeniser: Any = download(
+            name, lambda: transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        )
+        return Loaded(f"transformers/{name}", ImageTower(model), preprocess, texts=_texts(model, tokeniser))
     labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
     return Loaded(f"transformers/{name}", model, preprocess, labels)
+
+
+def _texts(model: Any, tokeniser: Any) -> Texts:
+    """The text tower with its tokeniser. SigLIP was trained on captions that fill its length."""
+    length = int(model.config.text_config.max_position_embeddings)
+    padding: Any = "max_length" if "siglip" in model.config.model_type else False
+
+    def tokenise(caption: str) -> Tensor:
+        ids: Tensor = tokeniser(caption, padding=padding, max_length=length, return_tensors="pt")["input_ids"][0]
+        return ids
+
+    def pieces(caption: str) -> list[str]:
+        found: list[str] = tokeniser.convert_ids_to_tokens(tokeniser(caption)["input_ids"])
+        return found
+
+    return Texts(model, tokenise, pieces, length)
