@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hilrp.scenes import CLASSES
 
@@ -149,3 +149,47 @@ ARCHITECTURES = {
     "crossvit": Architecture("CrossViT", _crossvit),
     "tinyvit": Architecture("TinyViT", _tinyvit),
 }
+
+
+def vit_encoder() -> nn.Module:
+    """The ViT of the zoo without a classifier: for objectives without labels."""
+    return _vit(0)
+
+
+def towers() -> nn.Module:
+    """A ViT for pictures and a small transformer for captions."""
+    from hilrp.zoo.towers import TwoTowers
+
+    return TwoTowers(vit_encoder(), _FLAT["embed_dim"])
+
+
+class Pyramid(nn.Module):
+    """A ResNet's feature maps at an eighth, a sixteenth and a thirty-second of the picture; the finest, if wanted, at a quarter."""
+
+    WIDTHS = (20, 40, 80, 128)
+
+    def __init__(self, finest: int) -> None:
+        super().__init__()
+        self.net: Any = _resnet(0)
+        self.finest = finest
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """From fine to coarse."""
+        maps: list[Tensor] = self.net.forward_intermediates(
+            x, indices=list(range(self.finest, 5)), intermediates_only=True
+        )
+        return maps
+
+
+def segmenter() -> nn.Module:
+    """A ResNet with the head of SegFormer, at a quarter of the resolution."""
+    from hilrp.zoo.dense import Segmenter
+
+    return Segmenter(Pyramid(1), list(Pyramid.WIDTHS), len(CLASSES))
+
+
+def detector() -> nn.Module:
+    """A ResNet read by twelve queries with deformable attention."""
+    from hilrp.zoo.dense import Detector
+
+    return Detector(Pyramid(2), list(Pyramid.WIDTHS[1:]), len(CLASSES))
