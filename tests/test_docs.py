@@ -27,7 +27,7 @@ def test_docstring_examples(name):
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/engine.md", "docs/zoo.md", "docs/benchmark.md", "docs/secant.md"]
+    "document", ["README.md", "docs/engine.md", "docs/zoo.md", "docs/benchmark.md", "docs/secant.md", "docs/targets.md"]
 )
 def test_documents_examples(document, tmp_path, monkeypatch):
     """Every Python block of a document, run in order in one namespace."""

@@ -54,7 +54,8 @@ def with_missing(rows: Iterable[Row], requested: Iterable[str]) -> list[Row]:
 
 
 def _setting(settings: Settings) -> str:
-    return f"{settings.dtype}, {settings.device}, batch {settings.batch}, torch {settings.versions['torch']}"
+    rules = "" if settings.rules == "hilrp" else f"{settings.rules}, "
+    return f"{rules}{settings.dtype}, {settings.device}, batch {settings.batch}, torch {settings.versions['torch']}"
 
 
 def _version(settings: Settings, library: str) -> str:
