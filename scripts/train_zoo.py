@@ -82,8 +82,8 @@ def arrays(path: str, count: int, mode: Any = "r") -> tuple[np.ndarray, np.ndarr
     return images, np.memmap(f"{path}.labels", np.float32, mode, shape=(count, len(CLASSES)))
 
 
-def draw(path: str, scenes: Scenes) -> None:
-    """Draws scenes on all cores."""
+def draw(path: str, scenes: Scenes, fill: Callable[..., None] = fill, arrays: Callable[..., Any] = arrays) -> None:
+    """Draws scenes on all cores, with a function that fills arrays and one that makes them."""
     arrays(path, len(scenes), "w+")
     parts = [(i, min(i + 250, len(scenes))) for i in range(0, len(scenes), 250)]
     with multiprocessing.Pool(os.cpu_count()) as pool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -23,11 +23,17 @@ X = torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(1), dtyp
 
 @pytest.fixture(scope="module")
 def training():
-    path = Path(__file__).parent.parent / "scripts/train_others.py"
-    spec = importlib.util.spec_from_file_location("train_others", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
+    scripts = str(Path(__file__).parent.parent / "scripts")
+    sys.path.insert(0, scripts)
+    try:
+        return importlib.import_module("train_others")
+    finally:
+        sys.path.remove(scripts)
+
+
+@pytest.fixture(scope="module")
+def objectives(training):
+    return importlib.import_module("objectives")
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +93,14 @@ def test_scenes_as_training_sees_them(batch):
             assert int(seen) == pytest.approx(int(thing.mask.sum()), rel=0.35)
 
 
-def test_overlap_is_torchvisions(training):
+def test_overlap_is_torchvisions(objectives):
     boxes = torch.rand(2, 6, 4, generator=torch.Generator().manual_seed(2)) * 0.5
-    a, b = training.corners(boxes)
+    a, b = objectives.corners(boxes)
     expected = generalized_box_iou(a, b)
-    torch.testing.assert_close(training.overlap(a[:, None], b[None])[1], expected)
+    torch.testing.assert_close(objectives.overlap(a[:, None], b[None])[1], expected)
 
 
-def test_a_perfect_detector(training, batch):
+def test_a_perfect_detector(objectives, batch):
     """One query for each class, and it is right; and one that is right in half of the pictures."""
 
     class Right(torch.nn.Module):
@@ -107,8 +113,8 @@ def test_a_perfect_detector(training, batch):
             there[int(self.part * len(there)) :] = 0
             return {"logits": 20 * torch.diag_embed(there) - 10, "pred_boxes": batch["boxes"]}
 
-    assert training.detector_score(Right(1), [batch])["average_precision_50"] == pytest.approx(1, abs=0.08)
-    assert training.detector_score(Right(0.5), [batch])["average_precision_50"] < 0.75
+    assert objectives.detector_score(Right(1), [batch])["average_precision_50"] == pytest.approx(1, abs=0.08)
+    assert objectives.detector_score(Right(0.5), [batch])["average_precision_50"] < 0.75
 
 
 @pytest.mark.parametrize("name", ["towers", "vit-views", "vit-masked", "segmenter", "detector"])
