@@ -22,12 +22,11 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.modules import ModuleWatch
 from hilrp.opening import opened
-from hilrp.primitives import bilinear
 from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant.table import rule_for
-from hilrp.products import held_fixed, keeps_mixed_values
+from hilrp.products import held_fixed, output_level
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
 from hilrp.table import CREATION, QUERIES, SHAPED_BY_SECOND, Primitive, Row, is_python_source, operation_name
@@ -282,7 +281,7 @@ class Engine(TorchFunctionMode):
             self._count(row, name, varying)
         if row is not None and self.rules.attention == "cp" and not self.relative:
             self._note_product(row, call, out, varying)
-        level = self._output_level(row, call, varying)
+        level = Level.SIGNAL if row is None else output_level(row, call, varying)
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
                 continue
@@ -343,12 +342,7 @@ class Engine(TorchFunctionMode):
 
     def _note_product(self, row: Row, call: Call, out: Tensor, varying: list[Tensor]) -> None:
         """Notes, if relevance reaches a product, what it held fixed, or that its factors shared evenly."""
-        if len(varying) < 2:
-            return
-        # A layer's bias may depend on the input, too; it is no factor.
-        factors = [t for t in call.operands[:2] if call.varies(t)] if row.rule is bilinear.layer else varying
-        levels = self.tracker.level
-        held = held_fixed(row, [*map(levels, factors)], [levels(t) for t in factors if t.requires_grad])
+        held = held_fixed(row, call, varying)
         if held is None or not (out.requires_grad and (held == "" or self.books.itemised)):
             return
         notes, note = self.gates, f"{call.name}: {held} held fixed"
@@ -360,19 +354,6 @@ class Engine(TorchFunctionMode):
             notes[note] += 1
 
         out.register_hook(count)
-
-    def _output_level(self, row: Row | None, call: Call, varying: list[Tensor]) -> Level:
-        if row is None:
-            return Level.SIGNAL
-        level = row.level(call) if callable(row.level) else row.level
-        if level is not None:
-            return level
-        levels = [*map(self.tracker.level, [t for t in varying if t.requires_grad] or varying)]
-        lowest = min(levels)
-        if lowest is Level.VALUE and not keeps_mixed_values(row, [*map(self.tracker.level, varying)]):
-            lowest = Level.SIGNAL
-        renewed = row.renews is not None and len(varying) == 1 and lowest <= row.renews
-        return Level.SIGNAL if renewed else lowest
 
     # Samples ----------------------------------------------------------------------------------------------------
 

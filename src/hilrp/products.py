@@ -1,9 +1,11 @@
-"""What a product holds fixed: the notes on gates and even splits that an audit shows."""
+"""Levels of gates: what the result of an operation is, and what a product of several holds fixed."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from hilrp.primitives import bilinear, normalisation
-from hilrp.primitives.call import Level
+from hilrp.primitives.call import Call, Level
 from hilrp.table import Primitive, Row
 
 #: What products hold fixed by their nature, not by the levels of their factors.
@@ -23,18 +25,22 @@ _BY_LEVEL = {
 }
 
 
-def held_fixed(row: Row, factors: list[Level], carriers: list[Level]) -> str | None:
+def held_fixed(row: Row, call: Call, varying: list[Tensor]) -> str | None:
     """The gate of a product under the rule ``cp``.
 
     Args:
         row: The operation.
-        factors: The levels of all factors that depend on the input.
-        carriers: The levels of those through which relevance can flow.
+        call: The call.
+        varying: Its operands that depend on the input.
 
     Returns:
         What is held fixed; an empty string if the factors share evenly; ``None`` if this is no product.
     """
-    if len(factors) < 2 or not carriers:
+    # A layer's bias may depend on the input, too; it is no factor.
+    found = [t for t in call.operands[:2] if call.varies(t)] if row.rule is bilinear.layer else varying
+    factors = [call.level(t) for t in found]
+    carriers = [call.level(t) for t in found if t.requires_grad]
+    if len(varying) < 2 or len(factors) < 2 or not carriers:
         return None
     if row.rule in _BY_NATURE:
         return _BY_NATURE[row.rule]
@@ -48,7 +54,20 @@ def held_fixed(row: Row, factors: list[Level], carriers: list[Level]) -> str | N
     return " and ".join(_BY_LEVEL[level] for level in sorted(set(factors) - {lowest}, reverse=True)) or "gate"
 
 
-def keeps_mixed_values(row: Row, levels: list[Level]) -> bool:
+def output_level(row: Row, call: Call, varying: list[Tensor]) -> Level:
+    """How much of a gate the result of an operation is."""
+    level = row.level(call) if callable(row.level) else row.level
+    if level is not None:
+        return level
+    levels = [call.level(t) for t in [t for t in varying if t.requires_grad] or varying]
+    lowest = min(levels)
+    if lowest is Level.VALUE and not _keeps_mixed_values(row, [call.level(t) for t in varying]):
+        lowest = Level.SIGNAL
+    renewed = row.renews is not None and len(varying) == 1 and lowest <= row.renews
+    return Level.SIGNAL if renewed else lowest
+
+
+def _keeps_mixed_values(row: Row, levels: list[Level]) -> bool:
     """Whether what attention has mixed is still just that: moved, or scaled by constants and gates."""
     if row.rule in (bilinear.multiply, normalisation.divide):
         return sorted(levels)[1:2] != [Level.SIGNAL] and levels.count(Level.VALUE) == 1
