@@ -159,7 +159,7 @@ def test_transformers(tmp_path, picture):
     )
     transformers.ViTModel(config).save_pretrained(tmp_path / "body")
     processor.save_pretrained(tmp_path / "body")
-    with pytest.raises(InputError, match="no image classifier"):
+    with pytest.raises(InputError, match="is no classifier, segmentation model"):
         hilrp.load(f"transformers/{tmp_path}/body")
     with pytest.raises(InputError, match="a type of model"):
         hilrp.load("transformers/vit")
