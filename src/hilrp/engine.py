@@ -9,7 +9,7 @@ operation, so that not even ``requires_grad`` flags are touched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from hilrp.primitives.call import Call, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant.table import rule_for
-from hilrp.products import held_fixed, output_level
+from hilrp.products import folds, held_fixed, output_level
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
 from hilrp.table import CREATION, QUERIES, SHAPED_BY_SECOND, Primitive, Row, is_python_source, operation_name
@@ -271,7 +271,7 @@ class Engine(TorchFunctionMode):
             out = (row.rule if reference is None else rule_for(name, row.rule))(call)
         if reference is not None:
             self._refer(out, reference.output)
-        if name in ("linear", "matmul") and _folds(varying, tensors((args, kwargs))):
+        if name in ("linear", "matmul") and folds(varying, tensors((args, kwargs))):
             with torch.no_grad():
                 exact = func(*args, **kwargs)
             out = linearised(out, exact)
@@ -393,14 +393,3 @@ class Engine(TorchFunctionMode):
         args, kwargs = map_tensors(self.tracker.on_reference, (args, kwargs))
         with torch.no_grad():
             return Reference(tensors((args, kwargs)), changed, func(*args, **kwargs), self.tracker.has_choices)
-
-
-def _folds(varying: list[Tensor], operands: Iterable[Tensor]) -> bool:
-    """Whether torch would choose another kernel for these operands than for detached weights.
-
-    For a batched operand that isn't contiguous, torch.matmul looks at the weight's ``requires_grad`` flag, even
-    where no gradient is recorded, and the two kernels round differently.
-    """
-    if all(t.ndim < 3 or t.is_contiguous() for t in varying):
-        return False
-    return any(t.requires_grad and t.is_leaf for t in operands)

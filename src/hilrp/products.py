@@ -1,6 +1,8 @@
-"""Levels of gates: what the result of an operation is, and what a product of several holds fixed."""
+"""Products: what they hold fixed, how much of a gate their result is, and which kernel torch takes for them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -72,3 +74,14 @@ def _keeps_mixed_values(row: Row, levels: list[Level]) -> bool:
     if row.rule in (bilinear.multiply, normalisation.divide):
         return sorted(levels)[1:2] != [Level.SIGNAL] and levels.count(Level.VALUE) == 1
     return row.primitive is Primitive.REINDEXING and set(levels) == {Level.VALUE}
+
+
+def folds(varying: list[Tensor], operands: Iterable[Tensor]) -> bool:
+    """Whether torch would choose another kernel for these operands than for detached weights.
+
+    For a batched operand that isn't contiguous, torch.matmul looks at the weight's ``requires_grad`` flag, even
+    where no gradient is recorded, and the two kernels round differently.
+    """
+    if all(t.ndim < 3 or t.is_contiguous() for t in varying):
+        return False
+    return any(t.requires_grad and t.is_leaf for t in operands)
