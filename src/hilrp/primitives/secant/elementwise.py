@@ -11,7 +11,7 @@ from hilrp.primitives.secant.affine import affine
 from hilrp.primitives.secant.products import product, root
 from hilrp.primitives.secant.shares import by_effects, by_sizes, carries, shared, with_value
 
-#: Functions that aren't defined everywhere: how far they are looked at beside a point goes by its size.
+#: Functions that aren't defined everywhere: how close two values are goes by their size.
 _DOMAINS = frozenset("sqrt rsqrt reciprocal log log2 log10 log1p pow rpow".split())
 #: Functions made of straight pieces: a slope is exact, unless the two values are the same.
 _KINKED = frozenset(
@@ -22,7 +22,7 @@ _STEPS = frozenset("floor ceil round trunc sign div".split())
 
 
 def elementwise(call: Call) -> Tensor:
-    """``D f / D a``, and where the two values of ``a`` agree but for rounding, the slope over a short stretch around them."""
+    """``D f / D a``, and where the two values of ``a`` agree but for rounding, the slope between them."""
     carriers, y = call.carriers, call.value()
     if not carriers:
         return y
@@ -48,15 +48,25 @@ def _slope(call: Call, a: Tensor, y: Tensor) -> Tensor:
         return slope.nan_to_num_(0.0, 0.0, 0.0)
     if call.name == "relu":
         return torch.where(change == 0, (y > 0).to(slope), slope)
-    size = middle.abs() if call.name in _DOMAINS else middle.abs().clamp(min=1)
-    eps = torch.finfo(wide).eps
-    reach = eps ** (1 / 3) * size
-    limit = (
-        with_value(call, a, middle + reach, Tensor.detach) - with_value(call, a, middle - reach, Tensor.detach)
-    ) / (2 * reach)
-    close = change == 0 if call.name in _KINKED else change.abs() < eps**0.8 * size
-    near = close & limit.isfinite()
-    return torch.where(near, limit, slope).nan_to_num_(0.0, 0.0, 0.0)
+    close = change == 0
+    if call.name not in _KINKED:
+        size = middle.abs() if call.name in _DOMAINS else middle.abs().clamp_(min=1)
+        close = change.abs() < size.mul_(torch.finfo(wide).eps ** 0.8)
+    limit = _derivative(call, a, middle)
+    if call.name in _DOMAINS:
+        close &= limit.isfinite()
+    return torch.where(close, limit, slope).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _derivative(call: Call, a: Tensor, middle: Tensor) -> Tensor:
+    """The slope at the midpoint, for values that agree but for rounding."""
+    with torch.enable_grad():
+        leaf = middle.detach().requires_grad_()
+        y = with_value(call, a, leaf, Tensor.detach)
+    if not y.requires_grad:  # steps that are in no list
+        return torch.zeros_like(middle)
+    (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    return slope
 
 
 def divide(call: Call) -> Tensor:
