@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -48,7 +47,7 @@ from objectives import (
     views_loss,
 )  # fmt: skip
 from torch import Tensor, nn
-from train_zoo import WEIGHTS, draw
+from train_zoo import WEIGHTS, draw, keep
 
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.objects import TEXTURES
@@ -194,7 +193,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no such model: {', '.join(unknown)}; known are {', '.join(TASKS)}")
     chosen.output.mkdir(parents=True, exist_ok=True)
-    counts, failed = (chosen.scenes, chosen.scenes // 5, chosen.held_out), 0
+    counts = (chosen.scenes, chosen.scenes // 5, chosen.held_out)
     with tempfile.TemporaryDirectory() as folder:
         draw(f"{folder}/training", Scenes(TRAINING, counts[0]), fill, arrays)
         draw(f"{folder}/easy", Scenes(EASY, counts[1], objects=(1, 2), area=(0.08, 0.2)), fill, arrays)
@@ -205,16 +204,7 @@ def main() -> int:
             for name in names:
                 steps = max(1, round(TASKS[name].steps * chosen.steps))
                 futures[pool.submit(train, name, steps, folder, counts, chosen.device, chosen.seed)] = name
-            for future in as_completed(futures):
-                try:
-                    card = future.result()
-                except Exception as error:  # the others are kept
-                    print(f"{futures[future]} failed: {type(error).__name__}: {error}", flush=True)
-                    failed += 1
-                    continue
-                (chosen.output / f"{card['name']}.safetensors").write_bytes(card.pop("weights"))
-                (chosen.output / f"{card['name']}.json").write_text(json.dumps(card, indent=1) + "\n")
-                print(card, flush=True)
+            failed = keep(futures, chosen.output)
     return int(failed > 0)
 
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -221,6 +221,22 @@ def precision(model: nn.Module, folder: str, device: str) -> float:
     return mean_average_precision(torch.cat(parts).float().cpu().numpy(), labels)
 
 
+def keep(futures: dict[Future[dict[str, Any]], str], folder: Path) -> int:
+    """Writes weights and cards as they come; returns how many models failed, which doesn't keep the others."""
+    failed = 0
+    for future in as_completed(futures):
+        try:
+            card = future.result()
+        except Exception as error:
+            print(f"{futures[future]} failed: {type(error).__name__}: {error}", flush=True)
+            failed += 1
+            continue
+        (folder / f"{card['name']}.safetensors").write_bytes(card.pop("weights"))
+        (folder / f"{card['name']}.json").write_text(json.dumps(card, indent=1) + "\n")
+        print(f"{card['name']} after {card['seconds']} s: {card}", flush=True)
+    return failed
+
+
 def main() -> int:
     """Reads the command line and trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -244,21 +260,12 @@ def main() -> int:
         print(f"{sum(counts)} scenes drawn in {time.perf_counter() - started:.0f} s", flush=True)
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(chosen.jobs, context) as pool:
-            futures, failed = {}, 0
+            futures = {}
             for name in chosen.names or ARCHITECTURES:
                 recipe = RECIPES[name]
                 recipe = Recipe(round(recipe.steps * chosen.steps), recipe.rate, recipe.batch, recipe.decay)
                 futures[pool.submit(train, name, recipe, folder, counts, chosen.device, chosen.seed)] = name
-            for future in as_completed(futures):
-                try:
-                    card = future.result()
-                except Exception as error:  # the others are kept
-                    print(f"{futures[future]} failed: {type(error).__name__}: {error}", flush=True)
-                    failed += 1
-                    continue
-                (chosen.output / f"{card['name']}.safetensors").write_bytes(card.pop("weights"))
-                (chosen.output / f"{card['name']}.json").write_text(json.dumps(card, indent=1) + "\n")
-                print(f"{card['name']}: {card['mean_average_precision']} after {card['seconds']} s", flush=True)
+            failed = keep(futures, chosen.output)
     return int(failed > 0)
 
 

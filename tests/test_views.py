@@ -78,6 +78,15 @@ def test_command(tmp_path):
     assert (out / "index.html").read_text().count("<img") == 2 * 2 * 3
 
 
+def test_a_model_that_fails_does_not_keep_the_others(tmp_path):
+    out = tmp_path / "out"
+    models = ["--model", "zoo/vit@nowhere.safetensors", "--model", "zoo/vit"]
+    result = CliRunner().invoke(app, ["views", *models, "--images", "1", "--method", "uniform", "-o", str(out)])
+    assert result.exit_code == 1
+    assert "nowhere.safetensors" in result.output
+    assert {v["model"] for v in json.loads((out / "report.json").read_text())} == {"zoo/vit"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

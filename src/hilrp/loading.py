@@ -51,6 +51,8 @@ def load(
         if checkpoint is not None:
             loaded = replace(loaded, weights=f"weights of {Path(checkpoint).name}")
     loaded.model.to(device).eval()
+    if loaded.texts is not None:  # the explained model may hold one tower alone
+        loaded.texts.model.to(device).eval()
     return replace(loaded, classes=_checked(loaded, classes))
 
 

@@ -61,18 +61,27 @@ def views(
             raise InputError(f"--model {repeated[0]} is given twice.")
         samples = find(data, images)
         make_folder(output)
-        found, pictures = [], {}
+        found: list[Found] = []
+        pictures, failed = {}, None
         for name in model:
-            with errors.status(f"loading {escape(name)}"):
-                pictures[name] = seen(encoder(name, device, size), samples)
-            for one in study(pictures[name], name, tuple(method or METHODS)):
-                found.append(one)
-                errors.print(f"{escape(name)}: {escape(METHODS[one.method][0])}", highlight=False, soft_wrap=True)
+            try:
+                with errors.status(f"explaining {escape(name)}"):
+                    shown = seen(encoder(name, device, size), samples)
+                    found += list(study(shown, name, tuple(method or METHODS)))
+                pictures[name] = shown
+            except (HilrpError, OSError) as error:  # the others are kept
+                failed = error
+                if len(model) > 1:
+                    errors.print(f"[red]{escape(name)}[/]: {escape(str(error))}", highlight=False, soft_wrap=True)
+        if failed is not None and not found:
+            raise failed
         _write(output, found, pictures, f"{len(samples)} images of {data}")
     except (HilrpError, OSError) as error:
         raise fail(error) from None
     _summary(found)
     console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
+    if failed is not None:
+        raise typer.Exit(1)
 
 
 def _write(folder: Path, found: list[Found], pictures: dict[str, Seen], said: str) -> None:
