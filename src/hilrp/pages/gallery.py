@@ -43,7 +43,7 @@ def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[st
             f"rules: {escape(rules)}; {relative}hilrp {escape(settings['hilrp'])}</p>"
         )
     parts.append(
-        f"<p>{len(done)} of {len(done) + len(failed)} explained. Red speaks for the class, blue against it.</p>"
+        f"<p>{len(done)} of {len(done) + len(failed)} explained. Red speaks for what is explained, blue against it.</p>"
     )
     parts.append(meanings(Verdict(v) for o in done for v in o.facts["verdict"]))
     if failed:
