@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ def pixels(batch: Batch) -> Tensor:
 # Two towers ------------------------------------------------------------------------------------------------------------
 
 
+@cache
 def single_captions(device: str) -> Tensor:
     """Captions of one object, ``[classes, textures, L]``; the first texture is the one that isn't named."""
     found = []
@@ -38,7 +40,7 @@ def single_captions(device: str) -> Tensor:
 def towers_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Every picture with every caption: one object of a scene, or all of it."""
     textures, device = batch["textures"].long(), batch["images"].device
-    label = torch.multinomial((textures > 0).float(), 1)
+    label = ((textures > 0) * torch.rand(textures.shape, device=device)).argmax(1, keepdim=True)
     texture = textures.gather(1, label) - 1
     # Half of the captions don't name the texture, and fit every texture.
     texture = torch.where(torch.rand(texture.shape, device=device) < 0.5, 0, texture)
@@ -130,7 +132,7 @@ def masked_loss(model: Any, batch: Batch) -> Tensor:
     found = model.head(encoder.norm(tokens))[:, encoder.num_prefix_tokens :].float()
     truth = F.unfold(x, 8, stride=8).transpose(1, 2)
     truth = (truth - truth.mean(-1, keepdim=True)) / (truth.var(-1, keepdim=True) + 1e-4).sqrt()
-    return (found - truth).abs()[covered].mean()
+    return ((found - truth).abs().mean(-1) * covered).sum() / covered.sum()
 
 
 def probe_score(model: Any, batches: list[Batch]) -> dict[str, float]:
@@ -166,7 +168,7 @@ def segmenter_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy of each class at each place, those that are there counted four times."""
     logits = model(pixels(batch)).float()
     labels = _dense_labels(batch, logits.shape[-2:])
-    return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=torch.tensor(4.0, device=logits.device))
+    return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=torch.full((), 4.0, device=logits.device))
 
 
 def segmenter_score(model: nn.Module, batches: list[Batch]) -> dict[str, float]:

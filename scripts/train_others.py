@@ -99,14 +99,15 @@ class Task:
     steps: int
     rate: float = 1e-3
     batch: int = 128
+    captured: bool = True  # as one CUDA graph: such small models wait for Python otherwise
 
 
 TASKS = {
-    "towers": Task(towers, towers_loss, towers_score, 12_000),
+    "towers": Task(towers, towers_loss, towers_score, 26_000),
     "vit-views": Task(partial(Encoder, "views"), views_loss, probe_score, 10_000, batch=256),
     "vit-masked": Task(partial(Encoder, "masked"), masked_loss, probe_score, 10_000, batch=256),
     "segmenter": Task(segmenter, segmenter_loss, segmenter_score, 6000, 2e-3),
-    "detector": Task(detector, detector_loss, detector_score, 12_000, 5e-4, 64),
+    "detector": Task(detector, detector_loss, detector_score, 12_000, 5e-4, 64, captured=False),
 }
 
 
@@ -125,6 +126,25 @@ def mixed(sets: list[Batch], size: int, easy: float) -> Batch:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+def captured(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A step that is launched as a whole."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
 def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], device: str, seed: int) -> dict[str, Any]:
     """Trains one model; returns its card, with the weights as bytes."""
     from safetensors.torch import save
@@ -135,20 +155,30 @@ def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], devi
     sets = [load(f"{folder}/{kind}", count, device) for kind, count in zip(("training", "easy"), counts, strict=False)]
     model = task.make().to(device).train()
     parts = [[p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)]
+    graph = torch.device(device).type == "cuda" and task.captured
+    speed = torch.zeros((), device=device)
     optimiser = torch.optim.AdamW(
-        [{"params": parts[0]}, {"params": parts[1], "weight_decay": 0.0}], lr=0.0, weight_decay=0.05, betas=(0.9, 0.98)
-    )
-    for i in range(steps):
-        done = i / steps
-        rate = task.rate * min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * max(0.0, done - 0.1) / 0.9))
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
-            loss = task.loss(model, mixed(sets, task.batch, max(0.0, 1 - done / 0.4)))
+        [{"params": parts[0]}, {"params": parts[1], "weight_decay": 0.0}],
+        lr=speed, weight_decay=0.05, betas=(0.9, 0.98), capturable=graph,
+    )  # fmt: skip
+    batch = mixed(sets, task.batch, 1.0)
+
+    def step() -> Tensor:
+        with torch.autocast(torch.device(device).type, torch.bfloat16, cache_enabled=False):
+            loss = task.loss(model, batch)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
+        return loss.detach()
+
+    run = captured(step) if graph else step
+    for i in range(steps):
+        done = i / steps
+        speed.fill_(task.rate * min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * max(0.0, done - 0.1) / 0.9)))
+        for part, fresh in zip(batch.values(), mixed(sets, task.batch, max(0.0, 1 - done / 0.4)).values(), strict=True):
+            part.copy_(fresh)
+        loss = run()
         if i % 500 == 499:
             print(f"{name}: step {i + 1}, loss {float(loss):.4f}, {time.perf_counter() - started:.0f} s", flush=True)
     shipped = model.eval()
