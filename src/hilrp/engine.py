@@ -22,7 +22,7 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.modules import ModuleWatch
 from hilrp.opening import opened
-from hilrp.primitives.call import Call, Level, Reference
+from hilrp.primitives.call import Call, Layers, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant.table import rule_for
@@ -45,6 +45,7 @@ class Engine(TorchFunctionMode):
         on_module: Called with (path, module, output) after each module.
         relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its secant form.
         inspect: Called with each operation's output.
+        layers: How many layers the model had when it ran before.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Engine(TorchFunctionMode):
         on_module: Callable[[str, nn.Module, Any], None] | None = None,
         relative: bool = False,
         inspect: Callable[[Site, Tensor], None] | None = None,
+        layers: int | None = None,
     ) -> None:
         super().__init__()
         self._inspect = inspect
@@ -71,7 +73,7 @@ class Engine(TorchFunctionMode):
         self._opaque: tuple[nn.Module, tuple[Any, ...]] | None = None
         self._sites: Counter[tuple[str, str]] = Counter()
         self._depth = 0
-        self._layers = {"count": 0}
+        self.layers = Layers(layers)
 
     # Entering and leaving -------------------------------------------------------------------------------------
 
@@ -259,7 +261,7 @@ class Engine(TorchFunctionMode):
             book,
             self.module,
             reference,
-            self._place,
+            self.layers,
         )
         if row is None:
             out = call.run()
@@ -370,13 +372,6 @@ class Engine(TorchFunctionMode):
         if same_shape and row.primitive in (Primitive.LINEAR, Primitive.NORMALISATION):
             return same_shape[0]
         return row.follow(placed, out, self.books.batch, (args, kwargs), func)
-
-    def _place(self) -> Callable[[], float]:
-        """Counts a layer. The count is shared, and not the engine, which a graph must not hold."""
-        layers = self._layers
-        number = layers["count"]
-        layers["count"] += 1
-        return lambda: number / max(1, layers["count"] - 1)
 
     def _site(self, name: str) -> Site:
         if not self.books.itemised:

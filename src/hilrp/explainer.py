@@ -63,7 +63,7 @@ def explain(
 class Explainer:
     """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
 
-    An explainer holds no state between calls and may be used from several threads.
+    An explainer keeps nothing between calls but how many layers the model has, and may be used from several threads.
 
     Example:
         >>> import torch, hilrp
@@ -98,6 +98,7 @@ class Explainer:
         self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
+        self._layers: int | None = None
 
     def attribute(self, x: Any, target: Target = None) -> Any:
         """The relevance alone, in the form of the input: captum's contract."""
@@ -160,7 +161,16 @@ class Explainer:
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
     ) -> Pass:
-        return Pass(self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference)
+        def run(layers: int | None) -> Pass:
+            return Pass(
+                self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers
+            )
+
+        found = run(self._layers if inspect is None else None)
+        if not found.engine.layers.as_expected:  # the model took another way than the last time
+            found = run(None)
+        self._layers = found.engine.layers.count
+        return found
 
     def _ledgers_by_sample(
         self, x: Any, target: Target, batch: int, samples: Iterable[int], itemised: bool, reference: Any

@@ -39,6 +39,7 @@ class Pass:
         stages: Modules whose maps to read in the backward pass.
         inspect: Called with the output of each operation.
         reference: What relevance is relative to, in the form of the input.
+        layers: How many layers the model had when it ran before.
 
     Attributes:
         score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
@@ -60,6 +61,7 @@ class Pass:
         stages: Sequence[str] = (),
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
+        layers: int | None = None,
     ) -> None:
         self.books = books
         self.sums: dict[str, Tensor] = {}
@@ -68,7 +70,7 @@ class Pass:
         self._stages, self._batch = stages, batch
         self._image = next((t.shape[2:] for t in tensors(x) if t.ndim == 4), None)
         relative = reference is not None
-        self.engine = engine = Engine(model, rules, books, on_problem, self._capture, relative, inspect)
+        self.engine = engine = Engine(model, rules, books, on_problem, self._capture, relative, inspect, layers)
         with torch.inference_mode(False), torch.enable_grad(), as_written():
             self._leaves = map_tensors(self._leaf, x)
             # Inputs that are held fixed have no reference.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -41,6 +41,47 @@ class Reference(NamedTuple):
 
 
 @dataclass(slots=True)
+class Layers:
+    """Counts the layers of a pass.
+
+    Attributes:
+        expected: How many there were when the model ran before, if it did.
+        count: How many have run.
+    """
+
+    expected: int | None = None
+    count: int = 0
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether what was taken for known is so."""
+        return self.expected in (None, self.count)
+
+    def enter(self) -> Place:
+        """Counts a layer."""
+        self.count += 1
+        return Place(self.count - 1, self)
+
+
+class Place(NamedTuple):
+    """Where a layer is among the others."""
+
+    number: int
+    layers: Layers
+
+    @property
+    def depth(self) -> float:
+        """From 0 to 1, known when the model has run."""
+        return self.number / max(1, self.layers.count - 1)
+
+    @property
+    def expected_depth(self) -> float | None:
+        """The same while it runs, where it has run before."""
+        expected = self.layers.expected
+        return None if expected is None else self.number / max(1, expected - 1)
+
+
+@dataclass(slots=True)
 class Call:
     """An operation, its operands, and what the engine knows about them.
 
@@ -58,7 +99,8 @@ class Call:
         book: ``book(output, constant, kind)``: enters what a constant keeps of the output's relevance.
         module: The innermost module that is running, if any.
         reference: The same call on the reference input, where there is one.
-        place: Counts the call as a layer; what it returns says, when the model has run, how deep that is, from 0 to 1.
+        layers: Where linear layers are counted.
+        operands: All tensors among the arguments.
     """
 
     func: Callable[..., Any]
@@ -71,7 +113,11 @@ class Call:
     book: Callable[[Tensor, Tensor, str], None]
     module: torch.nn.Module | None = None
     reference: Reference | None = None
-    place: Callable[[], Callable[[], float]] = lambda: lambda: 0.0
+    layers: Layers = field(default_factory=Layers)
+    operands: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.operands = tensors((self.args, self.kwargs))
 
     def run(self, replace: Callable[[Tensor], Any] | None = None) -> Any:
         """The original function on the operands, each mapped by ``replace``."""
@@ -130,11 +176,6 @@ class Call:
         """Masks and indices that depend on the input, with what they are on the reference."""
         whole = [t for t in self.operands if not (t.is_floating_point() or t.is_complex())]
         return [(t, self.before(t)) for t in whole if self.changes(t)]
-
-    @property
-    def operands(self) -> list[Tensor]:
-        """All tensors among the arguments."""
-        return tensors((self.args, self.kwargs))
 
     @property
     def carriers(self) -> list[Tensor]:

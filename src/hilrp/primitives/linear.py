@@ -10,14 +10,15 @@ without knowing its indices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hilrp.primitives import functions
-from hilrp.primitives.call import Call
+from hilrp.primitives.call import Call, Place
 from hilrp.primitives.functions import hand_over, magnitude, redistribute, shapes_alone
+from hilrp.rules import Rules
 from hilrp.tree import map_tensors
 
 _CONVOLUTIONS = frozenset(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in "123")
@@ -61,22 +62,39 @@ def gamma_sign(call: Call, gamma: float) -> Tensor:
 
 def bounded(call: Call) -> Tensor:
     """The sign-aware gamma rule with the least gamma, unit by unit, that bounds what cancellation adds."""
-    return functions.bounded(_product(call), _product(call, magnitude), bound_of(call))
+    bound = Bound.of(call)
+    return _product(call) if bound.none else functions.bounded(_product(call), _product(call, magnitude), bound)
 
 
-def bound_of(call: Call) -> Callable[[], float]:
-    """The bound of this layer, once it is known how deep it is.
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The bound of a layer.
 
     The largest gamma that a bound allows, ``2 / (bound - 1)``, falls from the first layer on in a straight line to zero, where the rule
     becomes exact.
     """
-    depth, rules = call.place(), call.rules
 
-    def bound() -> float:
-        left = 1 - depth() / rules.exact_from if rules.exact_from else 0.0
-        return 1 + (rules.bound - 1) / left if left > 0 else float("inf")
+    place: Place
+    rules: Rules
 
-    return bound
+    @classmethod
+    def of(cls, call: Call) -> Bound:
+        """Counts the call as a layer."""
+        return cls(call.layers.enter(), call.rules)
+
+    @property
+    def none(self) -> bool:
+        """Whether it is known already that there is none: then the second product needn't be computed."""
+        depth = self.place.expected_depth
+        return depth is not None and self._at(depth) == float("inf")
+
+    def __call__(self) -> float:
+        """The bound, once it is known how deep the layer is."""
+        return self._at(self.place.depth)
+
+    def _at(self, depth: float) -> float:
+        left = 1 - depth / self.rules.exact_from if self.rules.exact_from else 0.0
+        return 1 + (self.rules.bound - 1) / left if left > 0 else float("inf")
 
 
 def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:

@@ -42,16 +42,16 @@ def _slope(call: Call, a: Tensor, y: Tensor) -> Tensor:
     # Half types are too coarse to look for a slope beside a point.
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
     now, before = a.to(wide), call.before(a).to(wide)
-    middle, change = (now + before) / 2, now - before
-    slope = (y.to(wide) - call.output_before.to(wide)) / change
+    change = now - before
+    slope = (y.to(wide) - call.output_before.to(wide)).div_(change)
     if call.name in _STEPS:
         return slope.nan_to_num_(0.0, 0.0, 0.0)
     if call.name == "relu":
         return torch.where(change == 0, (y > 0).to(slope), slope)
-    close = change == 0
+    close, middle = change == 0, torch.sub(now, change, alpha=0.5)
     if call.name not in _KINKED:
         size = middle.abs() if call.name in _DOMAINS else middle.abs().clamp_(min=1)
-        close = change.abs() < size.mul_(torch.finfo(wide).eps ** 0.8)
+        close = change.abs_() < size.mul_(torch.finfo(wide).eps ** 0.8)
     limit = _derivative(call, a, middle)
     if call.name in _DOMAINS:
         close &= limit.isfinite()

@@ -23,9 +23,9 @@ def log_mean(a: Tensor, a0: Tensor, ratio: Tensor) -> Tensor:
 
     Where both are zero (a mask), so is the mean.
     """
-    small = ratio.abs() < 1e-2
-    middle = (a + a0) / 2 * (1 - ratio.square() / 12)
-    return torch.where(small, middle, (a - a0) / torch.where(small, 1, ratio)).nan_to_num_(0.0, 0.0, 0.0)
+    # max(a, a0) (1 - exp(-|r|)) / |r| has no difference of values that are close; at zero the least number stands for the limit.
+    size = ratio.abs().clamp_(min=torch.finfo(ratio.dtype).tiny).neg_()
+    return torch.expm1(size).div_(size).mul_(torch.maximum(a, a0)).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def mean_weights(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
@@ -65,7 +65,8 @@ class _Normalise(Function):
         ctx: Any, x: Tensor, x0: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
     ) -> Tensor:  # fmt: skip
         (c, s), (c0, s0) = (_centred(each.reshape(groups), centre, eps) for each in (x, x0))
-        ctx.save_for_backward((c + c0) / 2, (c / s + c0 / s0) / 2, 2 / (s + s0), scale)
+        normal = (c * (0.5 / s)).addcmul_(c0, 0.5 / s0)
+        ctx.save_for_backward((c + c0).mul_(0.5), normal, 2 / (s + s0), scale)
         ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
         return value.detach()
 
@@ -86,9 +87,10 @@ class _Normalise(Function):
 def _centred(x: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor]:
     """What is normalised, and what it is divided by."""
     x = x if x.dtype == torch.float64 else x.float()
-    if centre:
-        x = x - x.mean(-1, keepdim=True)
-    return x, (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    if not centre:
+        return x, (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return x - mean, (variance + eps).sqrt()
 
 
 def normalise(
@@ -162,10 +164,10 @@ def _prepared(operands: Sequence[Tensor | None], scale: float) -> list[Any]:
 
 def _weights(now: tuple[Any, ...], before: tuple[Any, ...], rows: slice, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The attention weights of some queries, on the input and on the reference, and their logarithmic mean."""
-    s, s0 = (_scores(q, k, mask, rows, causal) for q, k, mask in (now, before))
+    logs, logs0 = (_scores(q, k, mask, rows, causal).log_softmax(-1) for q, k, mask in (now, before))
     # A query that may look nowhere has no weights.
-    a, a0 = (t.softmax(-1).nan_to_num_(0.0) for t in (s, s0))
-    return a, a0, log_mean(a, a0, s.log_softmax(-1) - s0.log_softmax(-1))
+    a, a0 = (t.exp().nan_to_num_(0.0) for t in (logs, logs0))
+    return a, a0, log_mean(a, a0, logs.sub_(logs0))
 
 
 def _fitted(share: Tensor, operand: Tensor) -> Tensor:

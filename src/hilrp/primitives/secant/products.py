@@ -38,6 +38,9 @@ def weighted(call: Call) -> Tensor:
         or any(t.is_complex() for t in call.operands)
     ):
         return y
+    bound = linear.Bound.of(call) if rules.linear == "bounded" else None
+    if bound is not None and bound.none:
+        return y
     bias = linear.bias_of(call)
 
     def size(t: Tensor) -> Tensor:
@@ -46,8 +49,8 @@ def weighted(call: Call) -> Tensor:
         return magnitude(t, call.before(t) if call.changes(t) else None)
 
     change, sizes = y.detach() - call.output_before, linear.run(call, size)
-    if rules.linear == "bounded":
-        return bounded(y, sizes, linear.bound_of(call), change)
+    if bound is not None:
+        return bounded(y, sizes, bound, change)
     return redistribute(y, sizes, (gamma / 2) / (1 + gamma / 2), change)
 
 
