@@ -51,7 +51,7 @@ from train_zoo import WEIGHTS, draw, keep
 
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.objects import TEXTURES
-from hilrp.zoo.architectures import SIZE, detector, segmenter, towers
+from hilrp.zoo.architectures import OTHERS, SIZE, detector, segmenter, towers
 from hilrp.zoo.towers import LENGTH, tokenise
 
 TRAINING, EASY, HELD_OUT = 1_000_003, 1_000_004, 1_000_005
@@ -194,6 +194,8 @@ def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], devi
     weights = save(state)
     return {
         "name": name,
+        "architecture": OTHERS[name].title,
+        "class": f"{type(kept).__module__}.{type(kept).__name__}",
         "parameters": sum(p.numel() for p in kept.parameters()),
         **measured,
         "seed": seed,

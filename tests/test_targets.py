@@ -95,6 +95,8 @@ def test_values(encoder):
     torch.testing.assert_close(score(Dense(), Region(mask=large)), means.amax(1))
     torch.testing.assert_close(score(Detector(), Detection(2, 1)), found["logits"][:, 2, 1])
     torch.testing.assert_close(score(Detector(), Detection(2)), found["logits"][:, 2].amax(1))
+    each = torch.stack([found["logits"][0, 4, 0], found["logits"][1, 1, 2]])
+    torch.testing.assert_close(score(Detector(), Detection([4, 1], [0, 2])), each)
     x, y, width, height = found["pred_boxes"][:, 0].unbind(-1)
     for side, value in {
         "left": x - width / 2,
@@ -133,6 +135,8 @@ def test_norms_of_a_cosine_are_held_fixed(encoder):
         (Dense, Region(1, pixel=(3, 32)), "isn't inside the input of 32 x 32"),
         (Detector, Region(1), "for segmentation models"),
         (Detector, Detection(5), "query 5 is out of range: the model has 5, 0 to 4"),
+        (Detector, Detection([0, 7]), "query 7 is out of range"),
+        (Detector, Detection([0, 1, 2]), "3 queries .* for 2 samples"),
         (Detector, Detection(0, label=3), "label=3 is out of range"),
         (Dense, Detection(0), "for detectors of the kind of DETR"),
         (Dense, Cosine(torch.ones(3)), "doesn't fit the model's embeddings of 4 dimensions"),

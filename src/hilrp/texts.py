@@ -38,6 +38,19 @@ class ImageTower(nn.Module):
         return self._encode(pixels)
 
 
+class ZeroShot(nn.Module):
+    """An image tower as a classifier: the cosine to the embedding of each class's caption, times the model's scale."""
+
+    def __init__(self, tower: nn.Module, captions: Tensor, scale: float) -> None:
+        super().__init__()
+        self.tower, self.scale = tower, scale
+        self.register_buffer("captions", F.normalize(captions, dim=-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, classes]``."""
+        return self.scale * F.normalize(embedding_of(self.tower(x)), dim=-1) @ self.captions.T  # type: ignore[operator]
+
+
 class ImageText(nn.Module):
     """How alike a model of two towers finds pictures and captions: the cosine of each pair.
 

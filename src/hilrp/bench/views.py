@@ -27,6 +27,7 @@ from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
 from hilrp.scenes import Mask
 from hilrp.targets import Views
+from hilrp.texts import ImageTower
 
 #: Side of the maps when those of two models are set beside each other.
 _COMMON = 56
@@ -112,7 +113,7 @@ def encoder(name: str, device: str = "cpu", size: int | None = None) -> Loaded:
         from hilrp.libraries.timm import resized
 
         loaded = resized(loaded, size)
-    model: Any = loaded.model
+    model: Any = loaded.model if loaded.texts is None else ImageTower(loaded.texts.model)
     if loaded.classifies and hasattr(model, "reset_classifier"):
         model.reset_classifier(0)
     return replace(loaded, model=model.eval(), classes=None)

@@ -23,7 +23,7 @@ from hilrp.names import ZOO
 from hilrp.references import DEFAULT, NAMED, Given, Reference, named
 from hilrp.verdicts import Verdict
 from hilrp.wanted import Wanted
-from hilrp.zoo.architectures import ARCHITECTURES
+from hilrp.zoo.architectures import ARCHITECTURES, OTHERS
 
 
 @app.command()
@@ -33,7 +33,7 @@ def explain(
         str,
         typer.Option(
             help="zoo/swin and its like come with hilrp; or a model of timm, torchvision, transformers or open_clip. See `hilrp models`.",
-            autocompletion=lambda: [f"{ZOO}/{name}" for name in ARCHITECTURES],
+            autocompletion=lambda: [f"{ZOO}/{name}" for name in (*ARCHITECTURES, *OTHERS)],
         ),
     ] = "timm/tiny_vit_5m_224.dist_in22k_ft_in1k",
     checkpoint: Annotated[

@@ -53,14 +53,16 @@ def _show(found: dict[str, list[str]], whole: bool) -> None:
             "model",
             "architecture",
             "parameters",
-            "mean average precision",
+            "measured on scenes",
             title="Comes with hilrp",
             title_justify="left",
         )
         for name in found[ZOO]:
             card = library(ZOO).card(name)
-            figures = (f"{card['parameters'] / 1e6:.2f} M", f"{card['mean_average_precision']:.4f}")
-            table.add_row(f"{ZOO}/{name}", card["architecture"], *figures)
+            words, value = library(ZOO).figure(name)
+            table.add_row(
+                f"{ZOO}/{name}", card["architecture"], f"{card['parameters'] / 1e6:.2f} M", f"{words} {value:.4f}"
+            )
         console.print(table)
         console.print("They recognise the objects of `hilrp scenes`, not photographs.\n")
     for each, names in found.items():

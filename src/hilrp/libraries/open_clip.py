@@ -16,6 +16,7 @@ from hilrp import checkpoints
 from hilrp.errors import InputError
 from hilrp.libraries.loaded import Loaded, Preprocess, Texts
 from hilrp.libraries.recipe import Recipe, download, images
+from hilrp.texts import ZeroShot
 
 
 def names() -> list[str]:
@@ -83,21 +84,6 @@ def _tag(name: str) -> str:
 
 def _needs_hub(name: str) -> bool:
     return "hf_model_name" in open_clip.get_model_config(name).get("text_cfg", {})
-
-
-class ZeroShot(nn.Module):
-    """An image tower as a classifier: the cosine to the embedding of each class's caption, times the model's scale."""
-
-    def __init__(self, tower: nn.Module, captions: Tensor, scale: float) -> None:
-        super().__init__()
-        self.tower, self.scale = tower, scale
-        self.register_buffer("captions", F.normalize(captions, dim=-1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, classes]``."""
-        output = self.tower(x)
-        embedding = output if isinstance(output, Tensor) else output[0]
-        return self.scale * F.normalize(embedding, dim=-1) @ self.captions.T  # type: ignore[operator]
 
 
 def load(name: str, checkpoint: str | Path | None = None, classes: Sequence[str] | None = None) -> Loaded:

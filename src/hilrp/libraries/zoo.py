@@ -1,4 +1,4 @@
-"""The zoo: small models of every family, trained on scenes, that come with the package."""
+"""The zoo: small models of every family, trained on scenes, that come with the package; and some that are no classifiers."""
 
 from __future__ import annotations
 
@@ -16,27 +16,46 @@ from torch import Tensor, nn
 
 from hilrp import checkpoints
 from hilrp.errors import InputError
-from hilrp.libraries.loaded import Loaded, Preprocess
+from hilrp.libraries.loaded import Loaded, Preprocess, Texts
 from hilrp.libraries.recipe import Recipe, images
 from hilrp.scenes import CLASSES
-from hilrp.zoo.architectures import ARCHITECTURES, SIZE
+from hilrp.texts import ImageTower, ZeroShot
+from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, SIZE, Architecture
+from hilrp.zoo.towers import LENGTH, TwoTowers, pieces, tokenise
 
 _WEIGHTS = files("hilrp.zoo") / "weights"
+#: What the card of a model says of how good it is -> in words.
+FIGURES = {
+    "mean_average_precision": "mAP",
+    "caption_average_precision": "mAP of captions",
+    "linear_average_precision": "mAP of a linear probe",
+    "mean_iou": "mean IoU",
+    "average_precision_50": "AP50 of boxes",
+}
 
 
 def names() -> list[str]:
-    """All families."""
+    """All families of classifiers."""
     return list(ARCHITECTURES)
+
+
+def others() -> list[str]:
+    """Those that are no classifiers."""
+    return list(OTHERS)
 
 
 def trained() -> list[str]:
     """All of them."""
-    return names()
+    return names() + others()
 
 
 def find(name: str) -> str | None:
     """The name itself, if the zoo has it."""
-    return name if name in ARCHITECTURES else None
+    return name if name in ARCHITECTURES or name in OTHERS else None
+
+
+def _architecture(name: str) -> Architecture:
+    return ARCHITECTURES[name] if name in ARCHITECTURES else OTHERS[name]
 
 
 @cache
@@ -46,12 +65,18 @@ def card(name: str) -> dict[str, Any]:
     return found
 
 
+def figure(name: str) -> tuple[str, float]:
+    """What was measured of a model on held-out scenes, and its value."""
+    found = card(name)
+    return next((words, found[key]) for key, words in FIGURES.items() if key in found)
+
+
 def model(name: str) -> nn.Module:
     """A model with its weights, which are checked against their card."""
     data = (_WEIGHTS / f"{name}.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != card(name)["sha256"]:
         raise InputError(f"zoo/{name}: its weights are not those that were shipped. Install hilrp again.")
-    made = ARCHITECTURES[name].make()
+    made = _architecture(name).make()
     made.load_state_dict(load_bytes(data))
     return made
 
@@ -60,16 +85,27 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     """A model of the zoo; always a trained one, for images of 128 x 128."""
     if size not in (None, SIZE):
         raise InputError(f"zoo/{name} takes images of {SIZE} x {SIZE}.")
-    return Recipe(model(name), images(SIZE))
+    made = model(name)
+    return Recipe(ImageTower(made) if isinstance(made, TwoTowers) else made, images(SIZE))
 
 
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
-    """A model of the zoo with its own weights, or those of a checkpoint."""
+    """A model of the zoo with its own weights, or those of a checkpoint; two towers as a zero-shot classifier."""
     preprocess = Preprocess(_preprocess, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     if checkpoint is None:
-        return Loaded(f"zoo/{name}", model(name), preprocess, list(CLASSES), "the zoo's own weights")
-    found = checkpoints.fitted(ARCHITECTURES[name].make, checkpoints.read(checkpoint), name, checkpoint)
-    return Loaded(f"zoo/{name}", found, preprocess, list(CLASSES))
+        made, weights = model(name), "the zoo's own weights"
+    else:
+        made = checkpoints.fitted(_architecture(name).make, checkpoints.read(checkpoint), name, checkpoint)
+        weights = f"weights of {Path(checkpoint).name}"
+    if not isinstance(made, TwoTowers):
+        classes = None if getattr(made, "num_classes", None) == 0 else list(CLASSES)
+        return Loaded(f"zoo/{name}", made, preprocess, classes, weights)
+    made.eval()
+    with torch.no_grad():
+        captions = made.encode_text(torch.stack([tokenise(f"a {each}") for each in CLASSES]))
+    classifier = ZeroShot(ImageTower(made), captions, float(made.scale.detach().exp()))
+    texts = Texts(made, tokenise, pieces, LENGTH)
+    return Loaded(f"zoo/{name}", classifier, preprocess, list(CLASSES), weights, texts)
 
 
 def _preprocess(image: Any) -> Tensor:

@@ -115,13 +115,13 @@ class Detection:
     """A class of one query of a detector (DETR and its kin), or a side of its box.
 
     Attributes:
-        query: Which of the model's queries.
-        label: The class; ``None`` for the one that the query finds most likely.
+        query: Which of the model's queries, or one for each sample.
+        label: The class, or one for each sample; ``None`` for the one that the query finds most likely.
         side: A side of the box instead, as a part of the picture's width or height.
     """
 
-    query: int
-    label: int | None = None
+    query: int | Sequence[int] | Tensor
+    label: int | Sequence[int] | Tensor | None = None
     side: Side | None = None
 
     def __post_init__(self) -> None:
@@ -141,11 +141,18 @@ class Detection:
         return logits.gather(1, indices_of(wanted, logits, "label").unsqueeze(1)).squeeze(1)
 
     def _of_query(self, found: Tensor) -> Tensor:
-        if not 0 <= self.query < found.shape[1]:
+        queries = torch.as_tensor(self.query, device=found.device).reshape(-1)
+        if queries.is_floating_point() or len(queries) not in (1, len(found)):
             raise TargetError(
-                f"targets.Detection: query {self.query} is out of range: the model has {found.shape[1]}, 0 to {found.shape[1] - 1}."
+                f"targets.Detection: {len(queries)} queries ({queries.dtype}) for {len(found)} samples: give one whole number, or one for each sample."
             )
-        return found[:, self.query]
+        outside = queries[(queries < 0) | (queries >= found.shape[1])].tolist()
+        if outside:
+            raise TargetError(
+                f"targets.Detection: query {outside[0]} is out of range: the model has {found.shape[1]}, 0 to {found.shape[1] - 1}."
+            )
+        index = queries.expand(len(found)).reshape(-1, 1, 1).expand(-1, 1, found.shape[2])
+        return found.gather(1, index).squeeze(1)
 
 
 def _named(output: Any, *names: str) -> Tensor:

@@ -181,15 +181,25 @@ class Pyramid(nn.Module):
         return maps
 
 
-def segmenter() -> nn.Module:
+def segmenter(classes: int = len(CLASSES)) -> nn.Module:
     """A ResNet with the head of SegFormer, at a quarter of the resolution."""
     from hilrp.zoo.dense import Segmenter
 
-    return Segmenter(Pyramid(1), list(Pyramid.WIDTHS), len(CLASSES))
+    return Segmenter(Pyramid(1), list(Pyramid.WIDTHS), classes)
 
 
-def detector() -> nn.Module:
+def detector(classes: int = len(CLASSES)) -> nn.Module:
     """A ResNet read by twelve queries with deformable attention."""
     from hilrp.zoo.dense import Detector
 
-    return Detector(Pyramid(2), list(Pyramid.WIDTHS[1:]), len(CLASSES))
+    return Detector(Pyramid(2), list(Pyramid.WIDTHS[1:]), classes)
+
+
+#: Name -> architecture of those that are no classifiers.
+OTHERS = {
+    "towers": Architecture("two towers", lambda _: towers()),
+    "vit-views": Architecture("ViT", lambda _: vit_encoder()),
+    "vit-masked": Architecture("ViT", lambda _: vit_encoder()),
+    "segmenter": Architecture("ResNet, SegFormer's head", segmenter),
+    "detector": Architecture("ResNet, deformable attention", detector),
+}
