@@ -1,6 +1,6 @@
 """Measures, on scenes, where the maps of captions, regions and detections lie: writes docs/results/targets.md.
 
-    python scripts/measure_targets.py --scenes 200
+    python scripts/measure_targets.py --scenes 100
 
 Truth is known: a caption names one object, a region is one object's, a detection is one object's box. Each map is held against the mask of that
 object, beside maps of other questions, of the same model with random weights, and of methods that look at nothing.
@@ -192,7 +192,6 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list
     drop = torch.cat([torch.stack(drops[i : i + 4], 1) for i in range(0, len(drops), 4)])
     agree = [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(share.numpy(), drop.numpy(), strict=True)]
     lines = [
-        "",
         "The words' half, of captions that name a texture (medians): the share of the cosine that each word has, and how much the cosine falls without it.",
         "",
     ]
@@ -273,7 +272,7 @@ def finder(found: dict[str, Tensor], sample: int, thing: Thing) -> int | None:
 def main() -> None:
     """Measures all three."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenes", type=int, default=200)
+    parser.add_argument("--scenes", type=int, default=100)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "targets.md")
     chosen = parser.parse_args()
     objects = [Asked(scene, thing) for scene in Scenes(SEED, chosen.scenes) for thing in scene.things]

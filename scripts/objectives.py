@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
     def __init__(self, objective: str) -> None:
         super().__init__()
-        self.encoder: Any = vit_encoder()
+        self.encoder: Any = vit_encoder("avg" if objective == "masked" else "token")
         width = self.encoder.embed_dim
         self.objective = objective
         self.head: nn.Module

@@ -61,6 +61,13 @@ METHODS: dict[str, tuple[str, Callable[[nn.Module, Tensor], Tensor]]] = {
     "uniform": ("uniform", lambda model, x: uniform(model, x, x)),
 }
 CONTROLS = ("centre-gaussian", "uniform")
+#: The zoo's models of one architecture -> what each was trained for.
+OBJECTIVES = {
+    "zoo/vit": "classes",
+    "zoo/vit-views": "views",
+    "zoo/vit-masked": "covered patches",
+    "zoo/towers": "captions",
+}
 #: Figure -> what it says.
 FIGURES = {
     "pointing": "How often the strongest pixel lies on the object.",

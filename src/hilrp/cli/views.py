@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 @app.command()
 def views(
     model: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            help="Encoders or classifiers, whose classifier is taken off; a checkpoint may follow an @. May be repeated."
+            help="Encoders or classifiers, whose classifier is taken off; a checkpoint may follow an @. May be repeated. Default: the zoo's "
+            "four ViTs, which were trained for different things."
         ),
-    ],
+    ] = None,
     data: Annotated[
         str, typer.Option(help="scenes, or a folder with masks or boxes, as for `hilrp bench`; labels are not used.")
     ] = "scenes",
@@ -45,14 +46,15 @@ def views(
     how alike their maps are. Writes index.html, report.md and report.json.
 
     \b
-    hilrp views --model zoo/vit --model zoo/tinyvit
+    hilrp views
     hilrp views --model timm/vit_base_patch16_224.dino --model timm/vit_base_patch16_224.mae --data photos/
     """
     from hilrp.bench.data import find
-    from hilrp.bench.views import METHODS, encoder, seen, study
+    from hilrp.bench.views import METHODS, OBJECTIVES, encoder, seen, study
 
     try:
         check_device(device)
+        model = model or list(OBJECTIVES)
         unknown = [name for name in method or () if name not in METHODS]
         if unknown:
             raise InputError(f"--method {unknown[0]}: choose from {', '.join(METHODS)}.")

@@ -151,9 +151,11 @@ ARCHITECTURES = {
 }
 
 
-def vit_encoder() -> nn.Module:
-    """The ViT of the zoo without a classifier: for objectives without labels."""
-    return _vit(0)
+def vit_encoder(pool: str = "token") -> nn.Module:
+    """The ViT of the zoo without a classifier: for objectives without labels. An embedding is the class token, or the mean of the others (``avg``)."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(num_classes=0, global_pool=pool, fc_norm=False, **_FLAT)
 
 
 def towers() -> nn.Module:
@@ -199,7 +201,8 @@ def detector(classes: int = len(CLASSES)) -> nn.Module:
 OTHERS = {
     "towers": Architecture("two towers", lambda _: towers()),
     "vit-views": Architecture("ViT", lambda _: vit_encoder()),
-    "vit-masked": Architecture("ViT", lambda _: vit_encoder()),
+    # What covered patches are found by never asks for the class token.
+    "vit-masked": Architecture("ViT", lambda _: vit_encoder("avg")),
     "segmenter": Architecture("ResNet, SegFormer's head", segmenter),
     "detector": Architecture("ResNet, deformable attention", detector),
 }
