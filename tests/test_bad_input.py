@@ -69,6 +69,25 @@ class TestBadInput:
         with raises(hilrp.InputError, "str"):
             hilrp.explain(self.model, "cat.jpg", 0)
 
+    def test_inputs_of_which_one_has_no_gradient(self):
+        """By position each is one to explain; by keyword it is held fixed."""
+
+        class Worded(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.words = Block(nn.ReLU()), nn.Embedding(9, 5)
+
+            def forward(self, pixels, ids, more=None):
+                return self.block(pixels) + self.words(ids).mean(1)
+
+        model, ids = Worded().eval(), torch.tensor([[1, 2], [3, 4]])
+        for x, where in (((X, ids), "Input 1"), ([X, X, ids.bool()], "Input 2")):
+            with raises(hilrp.InputError, where, str(x[-1].dtype), r"\(2, 2\)", "hold it fixed", "hilrp.texts"):
+                hilrp.explain(model, x, 0)
+        found = hilrp.explain(model, {"pixels": X, "ids": ids}, 0)
+        assert float(found.ledger.residual.max()) < 1e-4
+        assert not found.relevance["ids"].any()
+
     def test_empty_batch(self):
         with raises(hilrp.InputError, "empty batch"):
             hilrp.explain(self.model, X[:0], 0)

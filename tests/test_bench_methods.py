@@ -245,7 +245,7 @@ def test_attention_methods_on_a_model_without_a_class_token():
 
 
 def test_grad_cam_says_so_too(scene_inputs):
-    with pytest.raises(Undefined):
+    with pytest.raises(Undefined, match="several streams"):
         find("grad-cam")(hilrp.load("zoo/crossvit").model, *scene_inputs)
 
 

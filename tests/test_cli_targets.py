@@ -119,6 +119,23 @@ def test_region(kind, picture, tmp_path):
     assert facts(tmp_path / "box")["score"][0] == pytest.approx(first["score"][0], abs=1e-5)
 
 
+def test_region_of_torchvisions(picture, tmp_path):
+    """A class by the name that the published weights have for it, in a model that keeps its logits in a dictionary."""
+    from safetensors.torch import save_file
+    from torchvision.models import get_model
+
+    model = get_model("lraspp_mobilenet_v3_large", weights=None, weights_backbone=None)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    options = ("--model", "torchvision/lraspp_mobilenet_v3_large", "--checkpoint", tmp_path / "w.safetensors")
+    result, said = run(picture, *options, "--target", "region:16,32,96,64:cat", "-o", tmp_path / "out")
+    assert result.exit_code == 0, said
+    loaded = hilrp.load("torchvision/lraspp_mobilenet_v3_large", tmp_path / "w.safetensors")
+    with torch.no_grad():
+        logits = loaded.model(loaded.batch([picture]))["out"][0, loaded.classes.index("cat"), 32:64, 16:96]
+    assert facts(tmp_path / "out")["score"][0] == pytest.approx(float(logits.mean()), rel=1e-3)
+    assert facts(tmp_path / "out")["residual"][0] < 1e-4
+
+
 @pytest.mark.parametrize("kind", ["detr", "deformable_detr", "mask2former"])
 def test_detection(kind, picture, tmp_path):
     name = saved(kind, tmp_path / "model")

@@ -14,6 +14,7 @@ import hilrp
 from conftest import shared
 from hilrp.errors import InputError
 from hilrp.libraries.loaded import Loaded, Preprocess
+from hilrp.targets import Region
 
 
 @pytest.fixture
@@ -111,8 +112,47 @@ def test_torchvision(tmp_path, picture):
     full = models.resnet18()
     save_file(full.state_dict(), tmp_path / "full.safetensors")
     assert hilrp.load("torchvision/resnet18", tmp_path / "full.safetensors").index("goldfish") == 1
-    with pytest.raises(InputError, match="does detection"):
-        hilrp.load("torchvision/ssd300_vgg16", tmp_path / "full.safetensors")
+    assert loaded.classes is None  # nine, of which the names aren't known
+    with pytest.raises(InputError, match="does video"):
+        hilrp.load("torchvision/r3d_18", tmp_path / "full.safetensors")
+
+
+@pytest.mark.parametrize(("name", "options"), [("deeplabv3_mobilenet_v3_large", {"aux_loss": True}), ("lraspp_mobilenet_v3_large", {})])  # fmt: skip
+def test_torchvisions_segmentation_models(name, options, tmp_path, picture):
+    """Own preprocessing and names; a checkpoint with the auxiliary head that published weights have, or without."""
+    from torchvision import models
+
+    published = models.get_model_weights(name).DEFAULT
+    for count, extra in ((21, options), (4, {})):
+        source = models.get_model(name, weights=None, weights_backbone=None, num_classes=count, **extra)
+        save_file(source.state_dict(), tmp_path / f"{count}.safetensors")
+        loaded = hilrp.load(f"torchvision/{name}", tmp_path / f"{count}.safetensors")
+        assert same(loaded.model, source.state_dict())
+        assert torch.equal(loaded.preprocess(picture), published.transforms()(picture))
+        assert loaded.classes == (published.meta["categories"] if count == 21 else None)
+    small = loaded.batch([picture])[..., :64, :64]
+    found = hilrp.explain(loaded.model, small, Region(2, box=(8, 8, 24, 40)))
+    with torch.no_grad():
+        expected = loaded.model(small)["out"][:, 2, 8:40, 8:24].mean((1, 2))
+    torch.testing.assert_close(found.score, expected, rtol=1e-4, atol=1e-6)
+    assert float(found.ledger.residual.max()) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"])
+def test_torchvisions_detectors(name, tmp_path, picture):
+    """As many classes as the checkpoint has, also where a layer holds several values for each."""
+    from torchvision import models
+
+    weights = models.get_model_weights(name).DEFAULT
+    for count in (91, 5):
+        source = models.get_model(name, weights=None, weights_backbone=None, num_classes=count)
+        save_file(source.state_dict(), tmp_path / f"{count}.safetensors")
+        loaded = hilrp.load(f"torchvision/{name}", tmp_path / f"{count}.safetensors")
+        assert same(loaded.model.detector, source.state_dict())
+        assert loaded.model.num_classes == count
+        assert loaded.classes == (weights.meta["categories"] if count == 91 else None)
+        assert torch.equal(loaded.preprocess(picture), weights.transforms()(picture))
+        assert torch.equal(loaded.preprocess.picture(loaded.batch([picture])), loaded.batch([picture]))
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])

@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def fitted(
     name: str,
     checkpoint: str | Path,
     translate: Callable[[State, nn.Module], State] | None = None,
+    own_classes: int | None = None,
 ) -> nn.Module:
     """A model with the weights of a checkpoint, and with as many classes as that has.
 
@@ -96,11 +98,12 @@ def fitted(
         name: The model's name, for the message if they don't fit.
         checkpoint: The file, likewise.
         translate: From another format of the weights to the model's own, tried if they don't fit as they are.
+        own_classes: The model's own number of classes, where its layers may hold several values for each (a box, several anchors).
     """
-    model, problem = _fill(make, state)
+    model, problem = _fill(make, state, own_classes)
     if problem and translate is not None:
         try:
-            model, still = _fill(make, translate(dict(state), make(None)))
+            model, still = _fill(make, translate(dict(state), make(None)), own_classes)
         except (
             Exception
         ):  # written for the published files, it may stumble over any other: those are reported as they are
@@ -113,10 +116,12 @@ def fitted(
     return model
 
 
-def _fill(make: Callable[[int | None], nn.Module], state: State) -> tuple[nn.Module, str]:
+def _fill(
+    make: Callable[[int | None], nn.Module], state: State, own_classes: int | None = None
+) -> tuple[nn.Module, str]:
     """A model with these weights, or with what doesn't fit."""
     model = make(None)
-    classes = _classes(model.state_dict(), state)
+    classes = _classes(model.state_dict(), state, own_classes)
     if classes is not None:
         model = make(classes)
     problem = _difference(model.state_dict(), state)
@@ -127,11 +132,20 @@ def _fill(make: Callable[[int | None], nn.Module], state: State) -> tuple[nn.Mod
     return model, problem
 
 
-def _classes(own: Mapping[str, Tensor], state: State) -> int | None:
-    """The checkpoint's number of classes, where it alone is different."""
+def _classes(own: Mapping[str, Tensor], state: State, own_classes: int | None = None) -> int | None:
+    """The checkpoint's number of classes, where it alone is different.
+
+    Example:
+        >>> own, state = ({"scores": torch.ones(n), "boxes": torch.ones(4 * n)} for n in (10, 3))
+        >>> _classes(own, state), _classes(own, state, 10)
+        (None, 3)
+    """
     pairs = [(own[n].shape, state[n].shape) for n in own if n in state and own[n].shape != state[n].shape]
     sizes = {(a[0], b[0]) for a, b in pairs if len(a) == len(b) > 0 and a[1:] == b[1:]}
-    return int(next(iter(sizes))[1]) if len(sizes) == 1 else None
+    # As many for each class in both: 4 x 10 and 4 x 3 are 10 and 3 classes.
+    counts = {Fraction(b * (own_classes or a), a) for a, b in sizes}
+    count = next(iter(counts)) if len(counts) == 1 and (own_classes or len(sizes) == 1) else None
+    return None if count is None or count.denominator > 1 else int(count)
 
 
 def _difference(own: Mapping[str, Tensor], state: State) -> str:

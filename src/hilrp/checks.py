@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,22 @@ def check_input(x: Any) -> int:
     first = next((t for t in found if t.ndim == 4), next((t for t in found if t.ndim), None))
     if first is None:
         raise InputError("The input is a single number. Pass a tensor whose first axis holds the samples.")
+    if isinstance(x, (tuple, list)):
+        _check_positional(x, first.shape[0])
     return first.shape[0]
+
+
+def _check_positional(x: Sequence[Any], batch: int) -> None:
+    """What is given by position for each sample is to be explained. By keyword a model may also be given what is held fixed."""
+    for i, part in enumerate(x):
+        whole = (t for t in tensors(part) if not (t.is_floating_point() or t.is_complex()))
+        fixed = next((t for t in whole if t.shape[:1] == (batch,)), None)
+        if fixed is not None:
+            raise InputError(
+                f"Input {i} ({fixed.dtype}, shape {tuple(fixed.shape)}) can't be explained: there is no gradient of whole numbers. To hold it fixed, name the inputs, "
+                'x={"pixel_values": ..., "input_ids": ...} with the names of the model\'s arguments, or wrap the model in one that holds it. For the relevance of words '
+                "beside that of pixels: hilrp.texts.Joint, or ImageText for a model of two towers."
+            )
 
 
 _CHANCE = ("dropout", "droppath", "drop_path", "stochasticdepth", "patchdropout", "dropblock")

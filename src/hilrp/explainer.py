@@ -17,7 +17,7 @@ from hilrp.ledger import Books, Ledger, Site
 from hilrp.passes import Pass
 from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
-from hilrp.stages import find_stages
+from hilrp.stages import find_stages, of_stage
 from hilrp.targets import Target, settled
 from hilrp.tree import map_tensors, tensors
 
@@ -47,7 +47,8 @@ def explain(
             input like ``x``, one of `hilrp.references`, or a list of several to average over. The pixels then hold
             ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score; the rules ``"secant"`` then take ``"mean"``.
         audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
-        stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``.
+        stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several streams (the branches of
+            CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
         itemised: Keep the books per operation, not only in total. Slower.
 
     Example:
@@ -134,7 +135,7 @@ class Explainer:
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
         self._check(run, relevance, ledger, limit, x, target, reference)
-        order = [name for name in self.stages if name in run.sums]
+        order = [name for stage in self.stages for name in of_stage(stage, run.sums)]
         return Explanation(
             relevance=relevance,
             input=map_tensors(Tensor.detach, x),

@@ -34,8 +34,8 @@ class Explanation:
         target: The explained class of each sample, ``[B]``, where the target is a class.
         against: The classes that they are contrasted with, ``[B]``, where the target is a contrast.
         output: The model's own output.
-        stages: Name -> relevance map of that stage, ``[B,h,w]``.
-        trace: Name -> sum of relevance at that stage / score, ``[B]``, from the input to the last stage.
+        stages: Name -> relevance map of that stage, ``[B,h,w]``; of a stage with several streams, the others are ``name[1]``, ...
+        trace: Name -> sum of relevance at that stage (or stream) / score, ``[B]``, from the input to the last stage.
         ledger: Where every unit of relevance went.
         rules: The rules that were used.
         tolerance: How far books may be from closing, by the precision of the pass.

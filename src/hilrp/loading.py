@@ -67,13 +67,13 @@ def _checked(loaded: Loaded, classes: Sequence[str] | None) -> list[str] | None:
 
 
 def _count(model: nn.Module) -> int | None:
-    """How many classes a model tells apart, where it says so, or where its last linear layer does."""
+    """How many classes a model tells apart, where it says so, or where its last layer does."""
     own = getattr(model, "num_classes", getattr(getattr(model, "config", None), "num_labels", None))
     if isinstance(own, int) and own > 0:
         return own
-    last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1:]
+    last = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     plain = type(model).__module__.startswith("torchvision.models")
-    return last[0].out_features if plain and last else None
+    return len(last[0].weight) if plain and last else None
 
 
 def _from_factory(name: str) -> Loaded:

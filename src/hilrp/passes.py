@@ -17,7 +17,7 @@ from hilrp.errors import AuditError, HilrpError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.rules import Rules
-from hilrp.stages import channels_last, first_map, to_map
+from hilrp.stages import channels_last, stream_name, streams, to_map
 from hilrp.targets import Target, score_of
 from hilrp.tree import map_tensors, tensors
 
@@ -145,10 +145,13 @@ class Pass:
             raise ModelError(messages.failed_forward(error, where, shapes)) from error
 
     def _capture(self, path: str, module: nn.Module, output: Any) -> None:
-        """Reads a stage's relevance when the backward pass comes by."""
-        features = first_map(output) if path in self._stages else None
-        if features is None or features.shape[0] != self._batch:
-            return
+        """Reads the relevance of a stage's streams when the backward pass comes by."""
+        if path in self._stages:
+            for i, features in enumerate(streams(output)):
+                if features.shape[0] == self._batch:
+                    self._read(stream_name(path, i), features)
+
+    def _read(self, name: str, features: Tensor) -> None:
         value, image, books, sums, maps = features.detach(), self._image, self.books, self.sums, self.maps
         before = self.engine.tracker.reference(features)
         if before is not None:
@@ -161,12 +164,12 @@ class Pass:
             if g is None:
                 return
             relevance = value * (g / books.seed)
-            sums[path] = relevance.flatten(1).sum(1).double()
+            sums[name] = relevance.flatten(1).sum(1).double()
             # A model keeps to one order: a stage whose shape doesn't tell it (32 channels of 32 x 32) goes by the others.
             known = next((last for last in order if last is not None), None)
             found = to_map(relevance, image, known) if image is not None else None
             if found is not None:
-                maps[path] = found
+                maps[name] = found
 
         features.register_hook(read)
 

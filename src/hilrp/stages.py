@@ -6,7 +6,7 @@ timm models say so themselves (``feature_info``). For others the containers of t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
@@ -60,7 +60,7 @@ def _from_structure(model: nn.Module) -> list[str]:
         containers = [name for name in large if _is_container(node.get_submodule(name))]
         largest = max(sizes, key=lambda name: sizes[name], default=None)
         if len(containers) > 1:
-            names = containers
+            names = [each for name in containers for each in _that_run(name, node.get_submodule(name))]
         elif containers:
             path, node = f"{path}.{containers[0]}", node.get_submodule(containers[0])
             names = [name for name, child in node.named_children() if any(True for _ in child.parameters())]
@@ -76,6 +76,13 @@ def _from_structure(model: nn.Module) -> list[str]:
         return [f"{path}.{name}".lstrip(".") for name in names]
 
 
+def _that_run(name: str, container: nn.Module) -> list[str]:
+    """A container, or what is in it where it only holds them (two branches side by side): a list is never called."""
+    if not isinstance(container, nn.ModuleList):
+        return [name]
+    return [f"{name}.{child}" for child, _ in container.named_children()]
+
+
 def _is_container(module: nn.Module) -> bool:
     if not isinstance(module, (nn.ModuleList, nn.Sequential)):
         return False
@@ -87,7 +94,33 @@ def _is_container(module: nn.Module) -> bool:
 
 def first_map(output: object) -> Tensor | None:
     """The feature map or token sequence in a module's output, if there is one."""
-    return next((t for t in tensors(output) if t.requires_grad and t.ndim in (3, 4)), None)
+    return next(iter(streams(output)), None)
+
+
+def streams(output: object) -> list[Tensor]:
+    """The feature maps and token sequences in a module's output: several, where it has several streams."""
+    found = {id(t): t for t in tensors(output) if t.requires_grad and t.ndim in (3, 4)}
+    return list(found.values())
+
+
+def stream_name(path: str, index: int) -> str:
+    """What the map of a module's stream is called: the first as the module, others with their number.
+
+    Example:
+        >>> stream_name("blocks.0", 0), stream_name("blocks.0", 1)
+        ('blocks.0', 'blocks.0[1]')
+    """
+    return f"{path}[{index}]" if index else path
+
+
+def of_stage(path: str, names: Iterable[str]) -> list[str]:
+    """Those names that are streams of a module, in order.
+
+    Example:
+        >>> of_stage("blocks.1", ["blocks.1[1]", "blocks.10", "blocks.1"])
+        ['blocks.1', 'blocks.1[1]']
+    """
+    return sorted((name for name in names if name.partition("[")[0] == path), key=lambda name: (len(name), name))
 
 
 def channels_last(shape: Sequence[int], image: Sequence[int]) -> bool | None:

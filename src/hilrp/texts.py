@@ -1,14 +1,17 @@
-"""Models of two towers: which pixels, and which words, make a picture and a caption alike.
+"""Models of pictures and words: which pixels, and which words, make up what the model says of both.
 
-With the caption held fixed, the picture's tower is explained by `hilrp.targets.Cosine` to the caption's embedding:
+A model of two towers finds a picture and a caption alike. With the caption held fixed, the picture's tower is explained by `hilrp.targets.Cosine` to the
+caption's embedding; for both at once, `ImageText` is a model of the pixels and of how much each word is there (all of it: one). The relevance of a word is then
+that of its embedding:
 
     explanation = hilrp.explain(ImageTower(model), pixels, Cosine(caption_embeddings(model, ids)))
-
-For both at once, `ImageText` is a model of the pixels and of how much each word is there (all of it: one). The relevance of a
-word is then that of its embedding:
-
     pair = ImageText(model, ids)
-    explanation = hilrp.explain(pair, (pixels, pair.words), similarity)
+    explanation = hilrp.explain(pair, pair.inputs(pixels), similarity)
+
+`Joint` is the same for a model that takes both at once, and in which one attends to the other (BLIP's matching head, BridgeTower, ViLT):
+
+    joint = Joint(model, ids)
+    explanation = hilrp.explain(joint, joint.inputs(pixels), target)
 """
 
 from __future__ import annotations
@@ -51,7 +54,48 @@ class ZeroShot(nn.Module):
         return self.scale * F.normalize(embedding_of(self.tower(x)), dim=-1) @ self.captions.T  # type: ignore[operator]
 
 
-class ImageText(nn.Module):
+class _Worded(nn.Module):
+    """What the models of pixels and words have in common: the words, and what weighs them."""
+
+    def __init__(self, model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._ids, self._others = _tokens(ids)
+
+    @property
+    def words(self) -> Tensor:
+        """How much each token is there, ``[B,L]``: the second input, of ones."""
+        return torch.ones(self._ids.shape, device=self._ids.device)
+
+    def inputs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """The two inputs, for `hilrp.explain`: pixels, and `words` for each picture."""
+        return pixels, self.words.to(pixels).expand(len(pixels), -1)
+
+    def _weighed(self, run: Callable[..., Any], pixels: Tensor, words: Tensor | None, each: bool) -> Any:
+        """Runs what takes token numbers, with its words weighed; ``each``: with as many captions as pictures."""
+        ids, others = self._ids.to(pixels.device), {name: t.to(pixels.device) for name, t in self._others.items()}
+        if len(ids) == 1 and (each or (words is not None and len(words) == len(pixels))):
+            ids, others = (
+                ids.expand(len(pixels), -1),
+                {n: t.expand(len(pixels), *t.shape[1:]) for n, t in others.items()},
+            )
+        if words is None:
+            return run(ids, **others)
+        if words.shape != ids.shape:
+            raise InputError(
+                f"words has the shape {tuple(words.shape)}, the tokens {tuple(ids.shape)}: give {type(self).__name__}.inputs(pixels), one number for each token."
+            )
+        with _Weighed(ids, words) as weighed:
+            out = run(ids, **others)
+        if not weighed.met:
+            raise ModelError(
+                f"{type(self.model).__name__} looks its tokens up in no torch embedding, so that words can't be told apart. Explain the picture alone: "
+                f"hilrp.explain({type(self).__name__}(...), pixels)."
+            )
+        return out
+
+
+class ImageText(_Worded):
     """How alike a model of two towers finds pictures and captions: the cosine of each pair.
 
     Args:
@@ -62,35 +106,39 @@ class ImageText(nn.Module):
     """
 
     def __init__(self, model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model, ids)
         self._image, self._text = _encoder(model, "image"), _encoder(model, "text")
-        self._ids, self._others = _tokens(ids)
-
-    @property
-    def words(self) -> Tensor:
-        """How much each token is there, ``[B,L]``: the second input, of ones."""
-        return torch.ones(self._ids.shape, device=self._ids.device)
 
     def forward(self, pixels: Tensor, words: Tensor | None = None) -> Tensor:
         """The cosine of each pair, ``[B]``; of one caption and several pictures, that of each with it."""
         image = self._image(pixels)
-        ids = self._ids.to(pixels.device)
-        if words is None:
-            text = self._text(ids, **self._others)
-        else:
-            if words.shape != ids.shape:
-                raise InputError(
-                    f"words has the shape {tuple(words.shape)}, the tokens {tuple(ids.shape)}: give ImageText.words, one number for each token."
-                )
-            with _Weighed(ids, words) as weighed:
-                text = self._text(ids, **self._others)
-            if not weighed.met:
-                raise ModelError(
-                    f"The text tower of {type(self.model).__name__} looks its tokens up in no torch embedding, so that words can't be told apart. Explain the "
-                    "picture alone: ImageText(...)(pixels)."
-                )
+        text = self._weighed(self._text, pixels, words, each=False)
         return (F.normalize(image, dim=-1) * F.normalize(text, dim=-1)).sum(-1)
+
+
+class Joint(_Worded):
+    """A model that takes pictures and words at once, of the pixels and of how much each word is there.
+
+    Its output is the model's own, so that every target is one: a class, or a function of the output.
+
+    Args:
+        model: Takes ``pixel_values`` and ``input_ids`` by keyword, as models of transformers do.
+        ids: Token numbers ``[L]`` of one text, or of one for each picture, ``[B,L]``; or a mapping with ``input_ids`` and what else the model takes, as processors of
+            transformers return it (``pixel_values`` in it are left out: they are the input).
+    """
+
+    def __init__(self, model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> None:
+        if isinstance(ids, Mapping):
+            ids = {name: t for name, t in ids.items() if name != "pixel_values"}
+        super().__init__(model, ids)
+
+    def forward(self, pixels: Tensor, words: Tensor | None = None) -> Any:
+        """What the model says of each picture with its words."""
+
+        def run(ids: Tensor, **others: Tensor) -> Any:
+            return self.model(pixel_values=pixels, input_ids=ids, **others)
+
+        return self._weighed(run, pixels, words, each=True)
 
 
 def similarity(output: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torchvision import models
 
 from hilrp import checkpoints
 from hilrp.errors import InputError
+from hilrp.libraries.detectors import Detector
 from hilrp.libraries.loaded import Loaded, Preprocess
 from hilrp.libraries.recipe import Recipe, download, images
 
@@ -70,33 +71,53 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     return Recipe(model, images(size or (299 if name == "inception_v3" else 224)))
 
 
+#: What can be made ready for pictures.
+_LOADED = ("classification", "segmentation", "detection")
+
+
 def trained() -> list[str]:
-    """The classifiers, which have published weights."""
-    return [name for name in names() if _task(name) == "classification"]
+    """Classifiers, segmentation models and detectors, which have published weights."""
+    return [name for name in names() if _task(name) in _LOADED]
 
 
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
-    """A classifier of torchvision, with published weights or those of a checkpoint."""
+    """A classifier, segmentation model or detector of torchvision, with published weights or those of a checkpoint."""
     task = _task(name)
-    if task != "classification":
+    if task not in _LOADED:
         raise InputError(
-            f"torchvision/{name} does {task}; hilrp.load takes classifiers. Load it with torchvision, and pass hilrp.explain a target: a "
-            "function of its output."
+            f"torchvision/{name} does {task.replace('_', ' ')}; hilrp.load takes classifiers, segmentation models and detectors. Load it with torchvision, and pass "
+            "hilrp.explain a target: a function of its output."
         )
     published = models.get_model_weights(name).DEFAULT
-    # Their published weights expect inputs that the model itself scales; torchvision tells it so only where it loads them.
-    options: dict[str, Any] = {"transform_input": True} if name in ("googlenet", "inception_v3") else {}
-
-    def make(classes: int | None) -> nn.Module:
-        return models.get_model(name, weights=None, **options, **({} if classes is None else {"num_classes": classes}))
-
+    categories = list(published.meta["categories"])
     if checkpoint is None:
         model = download(name, lambda: models.get_model(name, weights=published))
     else:
-        model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint)
+        state = checkpoints.read(checkpoint)
+        options = _options(name, task, state)
+
+        def make(classes: int | None) -> nn.Module:
+            return models.get_model(name, **options, **({} if classes is None else {"num_classes": classes}))
+
+        model = checkpoints.fitted(make, state, name, checkpoint, own_classes=len(categories))
     transform = published.transforms()
-    preprocess = Preprocess(transform, tuple(transform.mean), tuple(transform.std))
-    return Loaded(f"torchvision/{name}", model, preprocess, list(published.meta["categories"]))
+    # Detectors normalise by themselves.
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if task == "detection" else (tuple(transform.mean), tuple(transform.std))
+    ready = Detector(model) if task == "detection" else model
+    return Loaded(f"torchvision/{name}", ready, Preprocess(transform, mean, std), categories)
+
+
+def _options(name: str, task: str, state: checkpoints.State) -> dict[str, Any]:
+    """How the architecture is made that these weights are of."""
+    options: dict[str, Any] = {"weights": None}
+    if name in ("googlenet", "inception_v3"):
+        # Their published weights expect inputs that the model itself scales; torchvision tells it so only where it loads them.
+        options["transform_input"] = True
+    if task != "classification":
+        options["weights_backbone"] = None
+    if any(each.startswith("aux_classifier.") for each in state):
+        options["aux_loss"] = True
+    return options
 
 
 class Scores(nn.Module):

@@ -121,10 +121,7 @@ def _stages(family: Family) -> str:
         cells.append(
             f'<td>{image(small, text, lossless=True)}<span class="small">{escape(name)} · {stage.shape[0]} x {stage.shape[1]}</span></td>'
         )
-    if not cells:
-        cells = [f'<td colspan="{STAGES}" class="small">its stages have two token grids each, and no single map</td>']
-    else:
-        cells = ["<td></td>"] * (STAGES - len(cells)) + cells
+    cells = ["<td></td>"] * (STAGES - len(cells)) + cells
     pixels = Image.fromarray((255 * coloured(found.map[0].numpy())).astype(np.uint8))
     cells.append(f'<td>{image(pixels, "the pixels", lossless=True)}<span class="small">pixels · 128 x 128</span></td>')
     return f'<tr><td class="name"><b>{escape(family.title)}</b></td>{"".join(cells)}<td class="gap">{_books(found)}</td></tr>'

@@ -15,6 +15,7 @@ from hilrp.targets.classes import indices_of, logits_of
 from hilrp.tree import tensors
 
 Side = Literal["left", "top", "right", "bottom"]
+_SIDES: tuple[Side, ...] = ("left", "top", "right", "bottom")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +113,12 @@ class Region:
 
 @dataclass(frozen=True)
 class Detection:
-    """A class of one query of a detector (DETR and its kin), or a side of its box.
+    """A class of one query of a detector (DETR and its kin) or of one object that it finds, or a side of its box.
 
     Attributes:
-        query: Which of the model's queries, or one for each sample.
-        label: The class, or one for each sample; ``None`` for the one that the query finds most likely.
+        query: Which of the model's queries, or one for each sample; of models that return what they find (`hilrp.libraries.detectors`), which object, the strongest
+            being 0.
+        label: The class, or one for each sample; ``None`` for the object's own, or the one that the query finds most likely.
         side: A side of the box instead, as a part of the picture's width or height.
     """
 
@@ -127,39 +129,71 @@ class Detection:
     def __post_init__(self) -> None:
         if self.side is not None and self.label is not None:
             raise TargetError("targets.Detection: give a label or a side, not both.")
-        if self.side not in (None, "left", "top", "right", "bottom"):
-            raise TargetError(f"targets.Detection: side={self.side!r}; choose from left, top, right, bottom.")
+        if self.side not in (None, *_SIDES):
+            raise TargetError(f"targets.Detection: side={self.side!r}; choose from {', '.join(_SIDES)}.")
 
     def __call__(self, output: Any) -> Tensor:
         """One number per sample."""
+        own = self._own_labels(output)
         if self.side is not None:
-            x, y, width, height = self._of_query(_named(output, "pred_boxes", "boxes")).unbind(-1)
-            middle, extent = (x, width) if self.side in ("left", "right") else (y, height)
-            return middle - extent / 2 if self.side in ("left", "top") else middle + extent / 2
+            return self._side(output, self.side)
         logits = self._of_query(_named(output, "logits", "pred_logits", "class_queries_logits"))
-        wanted = logits.detach().argmax(1).tolist() if self.label is None else self.label
+        wanted = self.label if self.label is not None else own or logits.detach().argmax(1).tolist()
         return logits.gather(1, indices_of(wanted, logits, "label").unsqueeze(1)).squeeze(1)
 
-    def _of_query(self, found: Tensor) -> Tensor:
+    def _side(self, output: Any, side: Side) -> Tensor:
+        corners = _part(output, "corners")
+        if corners is not None:
+            return self._of_query(corners)[:, _SIDES.index(side)]
+        x, y, width, height = self._of_query(_named(output, "pred_boxes", "boxes")).unbind(-1)
+        middle, extent = (x, width) if side in ("left", "right") else (y, height)
+        return middle - extent / 2 if side in ("left", "top") else middle + extent / 2
+
+    def _own_labels(self, output: Any) -> list[int] | None:
+        """What the objects are, of a model that returns what it finds."""
+        labels = _part(output, "labels")
+        if labels is None or labels.ndim != 2 or labels.is_floating_point():
+            return None
+        queries = self._queries(labels)
+        for sample, (query, own) in enumerate(zip(queries.tolist(), labels.tolist(), strict=True)):
+            count = sum(label >= 0 for label in own)
+            if not 0 <= query < count:
+                raise TargetError(
+                    f"targets.Detection: there is no object {query} in sample {sample}: the model finds {count}, counted from 0, the strongest first."
+                )
+        return [own[query] for query, own in zip(queries.tolist(), labels.tolist(), strict=True)]
+
+    def _queries(self, found: Tensor) -> Tensor:
+        """One for each sample."""
         queries = torch.as_tensor(self.query, device=found.device).reshape(-1)
         if queries.is_floating_point() or len(queries) not in (1, len(found)):
             raise TargetError(
                 f"targets.Detection: {len(queries)} queries ({queries.dtype}) for {len(found)} samples: give one whole number, or one for each sample."
             )
+        return queries.expand(len(found))
+
+    def _of_query(self, found: Tensor) -> Tensor:
+        queries = self._queries(found)
         outside = queries[(queries < 0) | (queries >= found.shape[1])].tolist()
         if outside:
             raise TargetError(
                 f"targets.Detection: query {outside[0]} is out of range: the model has {found.shape[1]}, 0 to {found.shape[1] - 1}."
             )
-        index = queries.expand(len(found)).reshape(-1, 1, 1).expand(-1, 1, found.shape[2])
+        index = queries.reshape(-1, 1, 1).expand(-1, 1, found.shape[2])
         return found.gather(1, index).squeeze(1)
+
+
+def _part(output: Any, name: str) -> Tensor | None:
+    found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    return found if isinstance(found, Tensor) else None
 
 
 def _named(output: Any, *names: str) -> Tensor:
     for name in names:
-        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(found, Tensor) and found.ndim == 3:
+        found = _part(output, name)
+        if found is not None and found.ndim == 3:
             return found
     raise TargetError(
-        f"targets.Detection: the model's output ({type(output).__name__}) has no {names[0]} for each query, [B, queries, ...]. It is for detectors of the kind of DETR."
+        f"targets.Detection: the model's output ({type(output).__name__}) has no {names[0]} for each query, [B, queries, ...]. It is for detectors of the kind of DETR, and "
+        "for those of torchvision in a hilrp.libraries.detectors.Detector."
     )

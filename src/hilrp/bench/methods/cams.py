@@ -12,7 +12,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 from hilrp.bench.methods.base import Function, Undefined
-from hilrp.stages import channels_last, find_stages, first_map, to_features
+from hilrp.stages import channels_last, find_stages, first_map, streams, to_features
 
 
 def cam(kind: Any) -> Function:
@@ -61,6 +61,8 @@ def _layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Callable[[Tensor], T
     finally:
         for hook in hooks:
             hook.remove()
+    if stages and len(streams(outputs.get(stages[-1]))) > 1:
+        raise Undefined("its last stage has several streams")
     features = {name: first_map(output) for name, output in outputs.items() if isinstance(output, Tensor)}
     last = next((name for name in reversed(stages) if features.get(name) is not None), None)
     image = x.shape[-2:]

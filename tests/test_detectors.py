@@ -1,0 +1,166 @@
+"""Detectors of torchvision: what is explained is the detector's own, and books close, of one stage and of two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+from torchvision import models
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from typer.testing import CliRunner
+
+import hilrp
+from hilrp.cli import app
+from hilrp.libraries.detectors import Detector
+from hilrp.targets import Detection
+
+X = torch.rand(2, 3, 48, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+ONE_STAGE = {"score_thresh": 0.0, "detections_per_img": 6, "topk_candidates": 200}
+TWO_STAGES = {"box_score_thresh": 0.0, "box_detections_per_img": 6, "rpn_post_nms_top_n_test": 50}
+SMALL = {"min_size": 64, "max_size": 96}
+
+
+def retinanet():
+    return models.detection.RetinaNet(
+        resnet_fpn_backbone(backbone_name="resnet18", weights=None), 6, **SMALL, **ONE_STAGE
+    )
+
+
+def fcos():
+    return models.detection.FCOS(resnet_fpn_backbone(backbone_name="resnet18", weights=None), 6, **SMALL, **ONE_STAGE)
+
+
+def named(name, **options):
+    return models.get_model(name, weights=None, weights_backbone=None, num_classes=6, **options)
+
+
+KINDS = {
+    "fasterrcnn": lambda: named("fasterrcnn_mobilenet_v3_large_320_fpn", **SMALL, **TWO_STAGES),
+    "ssdlite": lambda: named("ssdlite320_mobilenet_v3_large", **ONE_STAGE),
+    "retinanet": retinanet,
+    "fcos": fcos,
+}
+
+
+def made(kind):
+    """A small random detector whose head is large enough for objects to differ."""
+    torch.manual_seed(4)
+    model = KINDS[kind]()
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and "rpn" not in name:
+            nn.init.kaiming_normal_(module.weight, 1.5)
+            if "bbox" in name or "regression" in name:
+                module.weight.data *= 0.1
+            if module.bias is not None:
+                nn.init.normal_(module.bias, std=0.3)
+    return model.double().eval()
+
+
+def scores_of(kind, logits, own):
+    """What the detector makes of logits; in FCOS the centre has a part in it, which is left out here."""
+    return (logits.softmax(-1) if kind in ("fasterrcnn", "ssdlite") else logits.sigmoid()).gather(1, own[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_objects_are_the_detectors_own(kind):
+    model = made(kind)
+    with torch.no_grad():
+        own, found = model(list(X)), Detector(model)(X)
+    extent = torch.tensor([40, 48, 40, 48])
+    for i, objects in enumerate(own):
+        count = len(objects["labels"])
+        assert count > 1
+        assert torch.equal(found["labels"][i, :count], objects["labels"])
+        assert torch.equal(found["scores"][i, :count], objects["scores"])
+        assert bool((objects["scores"].diff() <= 0).all())
+        boxes = found["corners"][i, :count].clamp(0, 1) * extent
+        torch.testing.assert_close(boxes, objects["boxes"], atol=1e-4, rtol=0)
+        if kind != "fcos":
+            scores = scores_of(kind, found["logits"][i, :count], objects["labels"])
+            torch.testing.assert_close(scores, objects["scores"])
+
+
+def test_logits_of_fcos_are_those_of_the_place():
+    """Its score has the centre's in it: with that at one, the class's is the square of the score."""
+    model = made("fcos")
+    centre = model.head.regression_head.bbox_ctrness
+    nn.init.zeros_(centre.weight)
+    nn.init.constant_(centre.bias, 40.0)
+    with torch.no_grad():
+        objects, found = model(list(X))[0], Detector(model)(X)
+    count = len(objects["labels"])
+    torch.testing.assert_close(scores_of("fcos", found["logits"][0, :count], objects["labels"]), objects["scores"] ** 2)
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "secant"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_books_close(kind, rules):
+    model = Detector(made(kind)).eval()
+    with torch.no_grad():
+        output = model(X)
+    own = output["labels"][:, 1]
+    for target, value in (
+        (Detection(1), output["logits"][:, 1].gather(1, own[:, None])[:, 0]),
+        (Detection(0, label=3), output["logits"][:, 0, 3]),
+        (Detection(1, side="bottom"), output["corners"][:, 1, 3]),
+    ):
+        found = hilrp.explain(model, X, target, rules, stages=None)
+        torch.testing.assert_close(found.score, value)
+        assert float(found.ledger.residual.max()) < 1e-10
+        assert float(found.ledger.leak.max()) < 1e-10
+        assert found.relevance.shape == X.shape
+        assert float(found.relevance.abs().sum()) > 0
+
+
+def test_objects_that_are_not_there():
+    model = made("ssdlite")
+    model.score_thresh = 0.9999
+    with pytest.raises(hilrp.TargetError, match="no object 0 in sample 0: the model finds 0"):
+        hilrp.explain(Detector(model).eval(), X, Detection(0))
+    counts = [len(each["labels"]) for each in made("ssdlite")(list(X))]
+    with pytest.raises(hilrp.TargetError, match=f"no object 7 in sample 0: the model finds {counts[0]}"):
+        hilrp.explain(Detector(made("ssdlite")).eval(), X, Detection(7))
+
+
+def test_pictures_with_more_and_with_fewer_objects():
+    """The one with fewer says so; the other is explained as if it were alone."""
+    model = made("ssdlite").requires_grad_(False)
+    scores = [each["scores"] for each in model(list(X))]
+    model.score_thresh = float((scores[0][1] + scores[1][1]) / 2)
+    few, many = sorted(range(2), key=lambda i: len(model([X[i]])[0]["labels"]))
+    wrapped = Detector(model).eval()
+    query = len(model([X[few]])[0]["labels"])
+    assert query < len(model([X[many]])[0]["labels"])
+    with pytest.raises(hilrp.TargetError, match=f"no object {query} in sample {few}: the model finds {query}"):
+        hilrp.explain(wrapped, X, Detection(query))
+    assert float(hilrp.explain(wrapped, X[[many]], Detection(query), stages=None).ledger.residual) < 1e-10
+
+
+def test_other_models_are_no_detectors():
+    with pytest.raises(hilrp.InputError, match="Linear is no detector of torchvision"):
+        Detector(nn.Linear(2, 2))
+
+
+def test_command_line(tmp_path):
+    """A checkpoint, a picture, the strongest object."""
+    model = models.get_model("ssdlite320_mobilenet_v3_large", weights=None, weights_backbone=None)
+    for module in model.head.classification_head.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.normal_(module.weight, std=0.4)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    Image.fromarray((torch.rand(60, 70, 3) * 255).byte().numpy()).save(tmp_path / "p.png")
+    options = ["--model", "torchvision/ssdlite320_mobilenet_v3_large", "--checkpoint", tmp_path / "w.safetensors"]
+    result = CliRunner().invoke(
+        app, ["explain", *map(str, [tmp_path / "p.png", *options, "--target", "detection:0", "-o", tmp_path / "out"])]
+    )
+    assert result.exit_code == 0, result.output
+    facts = json.loads((tmp_path / "out" / "p.json").read_text())
+    loaded = hilrp.load("torchvision/ssdlite320_mobilenet_v3_large", tmp_path / "w.safetensors")
+    with torch.no_grad():
+        found = loaded.model(loaded.batch([tmp_path / "p.png"]))
+    assert facts["score"][0] == pytest.approx(float(found["logits"][0, 0, found["labels"][0, 0]]), rel=1e-4)
+    assert facts["residual"][0] < 1e-4
