@@ -166,7 +166,7 @@ def captions() -> None:
         found = hilrp.explain(tower, x, Cosine(embedded(towers, [nothing])))
         panels.append(Panel(f"{nothing}\n{float(found.score):.2f}", picture, found.map[0]))
         pair = ImageText(towers, tokenise(scene.things[0].caption)).eval()
-        both = hilrp.explain(pair, (x, pair.words), similarity, stages=None)
+        both = hilrp.explain(pair, pair.inputs(x), similarity, stages=None)
         rows.append(panels)
         names = pieces(scene.things[0].caption)
         words.append((names, both.relevance[1][0, : len(names)]))

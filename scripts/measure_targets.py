@@ -182,7 +182,7 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list
         x = loaded.batch([Image.fromarray(one.scene.image) for one in part])
         ids = torch.stack([tokenise(one.thing.caption) for one in part])
         pair = ImageText(towers, ids).eval()
-        found = hilrp.explain(pair, (x, pair.words), similarity, stages=None)
+        found = hilrp.explain(pair, pair.inputs(x), similarity, stages=None)
         shares.append(found.relevance[1][:, :4] / found.score[:, None])
         with torch.no_grad():
             for j in range(4):

@@ -27,7 +27,16 @@ def test_docstring_examples(name):
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/engine.md", "docs/zoo.md", "docs/benchmark.md", "docs/secant.md", "docs/targets.md"]
+    "document",
+    [
+        "README.md",
+        "docs/engine.md",
+        "docs/zoo.md",
+        "docs/benchmark.md",
+        "docs/secant.md",
+        "docs/targets.md",
+        "docs/gallery.md",
+    ],
 )
 def test_documents_examples(document, tmp_path, monkeypatch):
     """Every Python block of a document, run in order in one namespace."""
@@ -60,6 +69,8 @@ def test_import_needs_torch_alone():
         "docs/engine.md",
         "docs/benchmark.md",
         "docs/secant.md",
+        "docs/targets.md",
+        "docs/gallery.md",
         "docs/results/README.md",
         "CONTRIBUTING.md",
     ],
@@ -77,3 +88,7 @@ def test_the_page_of_the_zoo_says_what_the_cards_say():
         card = zoo.card(name)
         row = f"| `zoo/{name}` | {card['architecture']} | {card['parameters'] / 1e6:.2f} M | {card['mean_average_precision']:.4f} |"
         assert row in page
+    for name in zoo.others():
+        words, value = zoo.figure(name)
+        row = next(line for line in page.splitlines() if line.startswith(f"| `zoo/{name}` |"))
+        assert row.endswith(f"| {zoo.card(name)['parameters'] / 1e6:.2f} M | {words} {value:.4f} |")
