@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import hilrp
-from hilrp.stages import find_stages
-from hilrp.texts import Joint
+from hilrp.stages import find_stages, to_map
+from hilrp.targets import Detection
+from hilrp.texts import ImageText, Joint, similarity
 from models import randomised
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -161,3 +162,66 @@ def test_words_of_another_number():
     joint = Joint(joint_model("blip"), IDS).eval()
     with pytest.raises(hilrp.InputError, match=r"words has the shape \(2, 3\).*Joint.inputs"):
         hilrp.explain(joint, (X, torch.ones(2, 3).double()), 1)
+
+
+# Books of several inputs ----------------------------------------------------------------------------------------------------
+
+
+def test_books_tell_words_from_pixels():
+    loaded = hilrp.load("zoo/towers")
+    pair = loaded.texts.pair("a striped red star")
+    x = torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(5))
+    found = hilrp.explain(pair, pair.inputs(x), similarity)
+    assert list(found.ledger.inputs) == ["pixels", "words"]
+    for name, relevance in zip(("pixels", "words"), found.relevance, strict=True):
+        torch.testing.assert_close(
+            found.ledger.inputs[name], relevance.double().flatten(1).sum(1), rtol=1e-5, atol=1e-7
+        )
+        assert name in found.ledger.table()
+    torch.testing.assert_close(found.ledger.pixels, sum(found.ledger.inputs.values()))
+    assert "share of pixels and words" in repr(found)
+    assert found.facts()["inputs"].keys() == {"pixels", "words"}
+    assert not found.notes or not any("reference" in note for note in found.notes)
+    relative = hilrp.explain(pair, pair.inputs(x), similarity, "secant")
+    assert relative.notes["words: the same in the reference, and without relevance"] == 1
+    alone = hilrp.explain(hilrp.load("zoo/vit").model, x)
+    assert list(alone.ledger.arrived) == ["pixels"]
+    assert "share of pixels " in repr(alone)
+
+
+def test_counts_of_captions_and_pictures():
+    loaded = hilrp.load("zoo/towers")
+    x = torch.randn(2, 3, 128, 128)
+    three = ImageText(loaded.texts.model, loaded.texts.ids("a red star").expand(3, -1)).eval()
+    for ask in (lambda: three.inputs(x), lambda: three(x), lambda: three(x[:1])):
+        with pytest.raises(hilrp.InputError, match=r"3 captions for [12] pictures"):
+            ask()
+    one = loaded.texts.pair("a red star")
+    with pytest.raises(hilrp.InputError, match="one row of words for 2 pictures"):
+        one(x, one.words)
+    with pytest.raises(hilrp.InputError, match="a caption is one text"):
+        loaded.texts.ids(["a red star"])
+
+
+# Stages that are no maps -----------------------------------------------------------------------------------------------------
+
+
+def test_queries_and_words_are_no_places():
+    """Twelve queries are no 3 x 3 places of the picture, and four words no 2 x 2."""
+    x = torch.randn(1, 3, 128, 128, generator=torch.Generator().manual_seed(5))
+    finder = hilrp.explain(hilrp.load("zoo/detector").model, x, Detection(3), stages=["layers.0", "levels.0"])
+    assert list(finder.stages) == ["levels.0"]
+    assert "layers.0" in finder.trace
+    joint = Joint(joint_model("blip"), IDS[:, :4]).eval()
+    read = hilrp.explain(joint, joint.inputs(X), 1)
+    assert not any("text" in name for name in read.stages)
+    for count, image, expected in ((197, (224, 224), (14, 14)), (50, (224, 224), (7, 7)), (257, (224, 224), (16, 16)), (1374, (518, 518), (37, 37)), (169, (100, 100), (13, 13)),
+                                   (12, (128, 128), None), (100, (800, 1066), None)):  # fmt: skip
+        found = to_map(torch.zeros(1, count, 8), image)
+        assert (None if found is None else tuple(found.shape[1:])) == expected
+
+
+@pytest.mark.parametrize("name", ["selecsls42b", "efficientvim_m1"])
+def test_what_a_stage_hands_on_beside_its_features_is_no_stream(name):
+    found = hilrp.explain(timm.create_model(name).eval(), torch.randn(1, 3, 96, 96), audit="warn")
+    assert not any("[" in stage for stage in found.trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
@@ -173,3 +174,31 @@ def test_command_line(tmp_path):
         found = loaded.model(loaded.batch([tmp_path / "p.png"]))
     assert facts["score"][0] == pytest.approx(float(found["logits"][0, 0, found["labels"][0, 0]]), rel=1e-4)
     assert facts["residual"][0] < 1e-4
+
+
+def test_no_proposals():
+    """A first stage that proposes nothing: there is no object to ask for, and that is said."""
+    model = named("fasterrcnn_mobilenet_v3_large_320_fpn", **SMALL, **TWO_STAGES, rpn_score_thresh=1.0).double().eval()
+    with pytest.raises(hilrp.TargetError, match="no object 0 in sample 0: the model finds 0"):
+        hilrp.explain(Detector(model).eval(), X, Detection(0))
+
+
+def test_other_threads_are_not_listened_to():
+    """A pass of another thread between what this one runs and what it reads."""
+    model = made("retinanet")
+    alone = Detector(model)(X)
+    other = torch.rand(1, 3, 48, 40, dtype=torch.float64)
+    original = model.postprocess_detections
+
+    def disturbed(*args, **options):
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=lambda: model(list(other)))
+            thread.start()
+            thread.join()
+        return original(*args, **options)
+
+    model.postprocess_detections = disturbed
+    with torch.no_grad():
+        found = Detector(model)(X)
+    assert torch.equal(found["labels"], alone["labels"])
+    torch.testing.assert_close(found["logits"], alone["logits"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
@@ -136,7 +137,16 @@ def test_norms_of_a_cosine_are_held_fixed(encoder):
         (Detector, Region(1), "for segmentation models"),
         (Detector, Detection(5), "query 5 is out of range: the model has 5, 0 to 4"),
         (Detector, Detection([0, 7]), "query 7 is out of range"),
-        (Detector, Detection([0, 1, 2]), "3 queries .* for 2 samples"),
+        (Detector, Detection([0, 1, 2]), "query=.* for 2 samples: give one whole number"),
+        (Detector, Detection(True), "give one whole number"),
+        (Detector, Detection("3"), "give one whole number"),
+        (Detector, Detection(0, label="ring"), r"label='ring' is a name. .* loaded.index\('ring'\)"),
+        (Detector, None, "it is no classifier. Ask for one detection"),
+        (Dense, 2, "it is no classifier. Ask for a class in a part of the picture"),
+        (Dense, Region(2, torch.ones(3, 32, 32)), "3 masks for 2 samples"),
+        (Dense, Region(2, -torch.ones(32, 32)), "negative numbers"),
+        (Dense, Region(2, mask=Image.new("L", (32, 32))), "the mask is a Image"),
+        (Dense, Region(1, box=(8, 4, 4, 8)), "left must be less than right"),
         (Detector, Detection(0, label=3), "label=3 is out of range"),
         (Dense, Detection(0), "for detectors of the kind of DETR"),
         (Dense, Cosine(torch.ones(3)), "doesn't fit the model's embeddings of 4 dimensions"),
@@ -157,6 +167,30 @@ def test_contradictions():
         Detection(0, label=1, side="left")
     with pytest.raises(hilrp.TargetError, match="choose from left"):
         Detection(0, side="middle")
+    with pytest.raises(hilrp.TargetError, match="give the label that the surest one is wanted for"):
+        Detection(None)
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "secant"])
+def test_the_surest_query(rules):
+    """Of each sample the query with the largest logit of the class; also relative to a reference, where another is the surest."""
+    with torch.no_grad():
+        logits = Detector().eval()(X)["logits"]
+    found = hilrp.explain(Detector().eval(), X, Detection(None, [2, 0]), rules)
+    expected = torch.stack([logits[0, :, 2].amax(), logits[1, :, 0].amax()])
+    torch.testing.assert_close(found.score, expected)
+    assert float(found.ledger.residual.max()) < 1e-9
+
+
+def test_what_is_drawn_around():
+    region = Region(1, box=(8, 4, 16, 8)).outline((32, 32), None, 2)
+    assert region.shape == (2, 32, 32)
+    assert region[1].nonzero().amin(0).tolist() == [4, 8]
+    assert region[1].nonzero().amax(0).tolist() == [7, 15]
+    output = {"logits": torch.zeros(1, 3, 4), "pred_boxes": torch.tensor([[[0.5, 0.25, 0.25, 0.5]] * 3])}
+    box = Detection(1).outline((32, 64), output, 1)
+    assert box[0].nonzero().amin(0).tolist() == [0, 24]
+    assert box[0].nonzero().amax(0).tolist() == [15, 39]
 
 
 # Pictures with captions --------------------------------------------------------------------------------------------------

@@ -127,6 +127,8 @@ class Explainer:
         if run.books.unsplit or self._samples_mixed_up(ledger, limit):
             ledger = Ledger.joined(self._ledgers_by_sample(x, target, batch, range(batch), self.itemised, reference))
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
+        if len(ledger.inputs) > 1:
+            notes |= {f"{name}: the same in the reference, and without relevance": 1 for name in run.unchanged}
         if not self.rules.conserving and bool((ledger.residual > limit).any()):
             notes["these rules do not conserve: relevance is unaccounted for"] = int((ledger.residual > limit).sum())
         for name in self.stages if self._stages_named else ():
@@ -169,6 +171,7 @@ class Explainer:
 
         found = run(self._layers if inspect is None else None)
         if not found.engine.layers.as_expected:  # the model took another way than the last time
+            del found
             found = run(None)
         self._layers = found.engine.layers.count
         return found
@@ -184,7 +187,8 @@ class Explainer:
             run.books.clear()
             _, pixels = run.backward(i)
             own = None if before is None else before[i : i + 1]
-            ledgers.append(Ledger.close(run.books, run.score[i : i + 1], pixels.sum().reshape(1), own))
+            alone = {name: value.sum().reshape(1) for name, value in pixels.items()}
+            ledgers.append(Ledger.close(run.books, run.score[i : i + 1], alone, own))
         return ledgers
 
     def _problem(self, error: HilrpError) -> None:

@@ -98,7 +98,8 @@ class Explanation:
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self.relevance))
         share, residual = float(self.ledger.share.median()), float(self.ledger.residual.max())
-        return f"Explanation({len(self)} samples, relevance {shapes}, pixels' share {share:.3f}, largest residual {residual:.1e})"
+        holders = " and ".join(self.ledger.arrived)
+        return f"Explanation({len(self)} samples, relevance {shapes}, share of {holders} {share:.3f}, largest residual {residual:.1e})"
 
     def facts(self) -> dict[str, Any]:
         """The figures of the explanation as plain numbers, per sample, for JSON."""
@@ -111,6 +112,7 @@ class Explanation:
             "target": None if self.target is None else self.target.tolist(),
             "against": None if self.against is None else self.against.tolist(),
             "pixels": self.ledger.pixels.tolist(),
+            "inputs": {name: value.tolist() for name, value in self.ledger.arrived.items()},
             "pixel_share": self.ledger.share.tolist(),
             "entries": {name: value.tolist() for name, value in self.ledger.entries.items()},
             "residual": self.ledger.residual.tolist(),
@@ -127,6 +129,8 @@ class Explanation:
         samples: Sequence[int] | None = None,
         pictures: Tensor | None = None,
         all_stages: bool = False,
+        titles: Sequence[str] | None = None,
+        outlines: Tensor | None = None,
     ) -> Figure:
         """A figure: input, overlay, signed map, stage maps and the books with their verdict, one row per sample.
 
@@ -135,12 +139,14 @@ class Explanation:
             samples: Which samples to draw; by default the first ten.
             pictures: What the model saw, ``[B,3,H,W]`` from 0 to 1; by default the input, stretched to its range.
             all_stages: Draw the maps of all stages, and not only of four.
+            titles: What is explained, in words, of each sample; by default the name of its class.
+            outlines: What is drawn around, ``[B,H,W]``: a region, the box of a detection.
         """
         from matplotlib.figure import Figure
 
         from hilrp.plotting import draw
 
-        return draw(self, Figure(), classes, samples, pictures, all_stages)
+        return draw(self, Figure(), classes, samples, pictures, all_stages, titles, outlines)
 
     def show(self, classes: list[str] | None = None, samples: Sequence[int] | None = None) -> None:
         """Shows `plot` in a window or notebook."""
@@ -158,6 +164,8 @@ class Explanation:
         pictures: Tensor | None = None,
         all_stages: bool = False,
         facts: Mapping[str, Any] | None = None,
+        titles: Sequence[str] | None = None,
+        outlines: Tensor | None = None,
     ) -> list[Path]:
         """Writes ``path.npz`` (arrays), of images ``path.png`` (`plot`), and last ``path.json`` (figures, with ``facts`` of yours).
 
@@ -173,7 +181,7 @@ class Explanation:
         base.parent.mkdir(parents=True, exist_ok=True)
         plain = {name: _array(value) for name, value in self._arrays().items()}
         # Drawn before anything is written: names that don't fit are noticed here.
-        figure = self.plot(classes, pictures=pictures, all_stages=all_stages) if "map" in plain else None
+        figure = self.plot(classes, None, pictures, all_stages, titles, outlines) if "map" in plain else None
         written = [base.with_name(base.name + ".npz")]
         write_whole(written[0], lambda file: np.savez_compressed(file, **plain))
         if figure is not None:

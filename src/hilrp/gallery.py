@@ -21,6 +21,7 @@ from hilrp.images import Source, read
 from hilrp.libraries.loaded import Loaded
 from hilrp.names import ZOO
 from hilrp.targets import Contrast, logits_of
+from hilrp.targets.classes import no_classifier
 from hilrp.wanted import Wanted
 
 #: How many of the strongest classes are noted beside the explained one.
@@ -175,7 +176,9 @@ class Gallery:
         else:
             with torch.no_grad():
                 logits = logits_of(self.loaded.model(x))
-            if logits.ndim != 2 or logits.shape[1] < wanted.strongest:
+            if logits.ndim != 2:
+                raise InputError(no_classifier(tuple(logits.shape), len(x)))
+            if logits.shape[1] < wanted.strongest:
                 raise InputError(
                     f"target {wanted.text}: the model's output {tuple(logits.shape)} has not so many classes."
                 )
@@ -192,13 +195,17 @@ class Gallery:
 
     def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
         names = [] if found.target is None else [self.loaded.named(int(c)) for c in found.target]
+        titles = self.wanted.titles(self.loaded, found.output, len(found))
+        height, width = found.map.shape[-2:]
         facts = item.facts | {
-            "names": names if self.wanted.target is None else [self.wanted.text] * len(found),
+            "names": names if titles is None else titles,
             "against_names": [] if found.against is None else [self.loaded.named(int(c)) for c in found.against],
             "strongest": [] if self.wanted.target is not None else self._strongest(found),
         }
         pictures = self.loaded.preprocess.picture(found.input)
-        found.save(self.folder / item.source.name, self.loaded.classes, pictures, self.all_stages, facts)
+        outlines = self.wanted.outlines((height, width), found.output, len(found))
+        base = self.folder / item.source.name
+        found.save(base, self.loaded.classes, pictures, self.all_stages, facts, titles, outlines)
         return facts | found.facts()
 
     def _strongest(self, found: Explanation) -> list[dict[str, Any]]:

@@ -153,6 +153,7 @@ class Ledger:
             ``"module: operation (kind)"``.
         leaks: Itemised books only: by operation, relevance in minus out minus what its constants explain.
         itemised: Whether the books are itemised.
+        inputs: What arrived at each of several inputs (``"pixels"``, ``"words"``), by name; ``pixels`` is their sum.
     """
 
     score: Tensor
@@ -160,10 +161,12 @@ class Ledger:
     entries: dict[str, Tensor]
     leaks: dict[str, Tensor]
     itemised: bool
+    inputs: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def close(books: Books, score: Tensor, pixels: Tensor, reference: Tensor | None = None) -> Ledger:
+    def close(books: Books, score: Tensor, inputs: dict[str, Tensor], reference: Tensor | None = None) -> Ledger:
         """The finished ledger of a pass; with a reference, its score is the one constant there is."""
+        pixels = torch.stack(list(inputs.values())).sum(0)
         entries: dict[str, Tensor] = {} if reference is None else {REFERENCE: reference.double()}
         explained: dict[Site, Tensor] = defaultdict(lambda: torch.zeros_like(pixels))
         for (site, kind), share in books.shares.items():
@@ -172,7 +175,7 @@ class Ledger:
             if site is not None:
                 explained[site] = explained[site] + share
         leaks = {str(site): flow - explained[site] for site, flow in books.flows.items()}
-        return Ledger(score.double(), pixels.double(), entries, leaks, books.itemised)
+        return Ledger(score.double(), pixels, entries, leaks, books.itemised, inputs)
 
     @staticmethod
     def joined(ledgers: list[Ledger]) -> Ledger:
@@ -198,6 +201,7 @@ class Ledger:
             entries=by_name([each.entries for each in ledgers]),
             leaks=by_name([each.leaks for each in ledgers]),
             itemised=ledgers[0].itemised,
+            inputs=by_name([each.inputs for each in ledgers]),
         )
 
     @property
@@ -241,14 +245,19 @@ class Ledger:
 
     @property
     def share(self) -> Tensor:
-        """The pixels' share of the score."""
+        """The pixels' share of the score; of several inputs, that of all of them."""
         return self.pixels / self.score
+
+    @property
+    def arrived(self) -> dict[str, Tensor]:
+        """What arrived at the input, by name: at the pixels, or at each of several inputs."""
+        return self.inputs if len(self.inputs) > 1 else {"pixels": self.pixels}
 
     def table(self, sample: int = 0, rows: int = 12) -> str:
         """The books of one sample as text, largest entries first."""
         score = float(self.score[sample])
         named = sorted(((n, float(v[sample])) for n, v in self.entries.items()), key=lambda item: -abs(item[1]))
-        lines = [("pixels", float(self.pixels[sample])), *named[:rows]]
+        lines = [*((name, float(value[sample])) for name, value in self.arrived.items()), *named[:rows]]
         if len(named) > rows:
             lines.append((f"{len(named) - rows} smaller entries", sum(v for _, v in named[rows:])))
         lines.append(("not accounted for", float(self.difference[sample])))

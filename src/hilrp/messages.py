@@ -23,8 +23,8 @@ def failed_forward(error: Exception, where: str, shapes: str) -> str:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     source = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    # The original function runs in hilrp.primitives.call; anything else of ours that raises is a defect.
-    if source.startswith("hilrp.") and source != "hilrp.primitives.call":
+    # The original function runs in hilrp.primitives.call, and the zoo's models are models; anything else of ours that raises is a defect.
+    if source.startswith("hilrp.") and source != "hilrp.primitives.call" and not source.startswith("hilrp.zoo"):
         return f"hilrp failed by itself in {where} ({source}): {type(error).__name__}: {error}. Please report this."
     return (
         f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: {str(error).rstrip('.') or 'no reason given'}. "

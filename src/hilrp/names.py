@@ -64,10 +64,10 @@ def resolve(name: str) -> tuple[str, str]:
         if found is not None:
             return each, found
     close = get_close_matches(rest, [one for each in wanted for one in library(each).names()], 4, 0.5)
-    if prefix not in known and rest in library(ZOO).names():
+    if prefix not in known and rest in library(ZOO).trained():
         close = [f"{ZOO}/{rest}", *close]
     if wanted == [ZOO]:
-        close = library(ZOO).names()
+        close = library(ZOO).trained()
     hint = f" Did you mean {', '.join(close)}?" if close else " `hilrp models PATTERN` looks for names."
     raise UnavailableError(f"{name}: no model of that name in {', '.join(wanted)}.{hint}")
 

@@ -69,6 +69,9 @@ class Pass:
         self._channels_last: list[bool | None] = []
         self._stages, self._batch = stages, batch
         self._image = next((t.shape[2:] for t in tensors(x) if t.ndim == 4), None)
+        self.input_names = input_names(model, x)
+        # Words beside a picture: their tokens are no places in it.
+        self._lengths = {t.shape[1] for t in tensors(x) if t.ndim == 2}
         relative = reference is not None
         self.engine = engine = Engine(model, rules, books, on_problem, self._capture, relative, inspect, layers)
         with torch.inference_mode(False), torch.enable_grad(), as_written():
@@ -93,8 +96,8 @@ class Pass:
         engine.release()
         books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
 
-    def backward(self, sample: int | None = None) -> tuple[Any, Tensor]:
-        """Relevance in the form of the input, and its sum per sample.
+    def backward(self, sample: int | None = None) -> tuple[Any, dict[str, Tensor]]:
+        """Relevance in the form of the input, and the sum of each input's per sample.
 
         With ``sample``, only that one's score is propagated, and the graph is kept for others.
         """
@@ -117,12 +120,15 @@ class Pass:
         relevance = map_tensors(
             lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
         )
-        sums = [
-            r.double().flatten(1).sum(1)
-            for t, r in zip(tensors(self._leaves), tensors(relevance), strict=True)
-            if t.requires_grad
-        ]
-        return relevance, torch.stack(sums).sum(0)
+        pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
+        return relevance, {name: r.double().flatten(1).sum(1) for name, t, r in pairs if t.requires_grad}
+
+    @property
+    def unchanged(self) -> list[str]:
+        """Inputs that are the same in the reference: they hold no relevance."""
+        pairs = zip(self.input_names, tensors(self._leaves), strict=True)
+        known = [(name, t, self._before[id(t)]) for name, t in pairs if id(t) in self._before]
+        return [name for name, t, before in known if torch.equal(t, before)]
 
     def _held(self, leaf: Tensor) -> Tensor:
         """What a gradient at the input is multiplied with: the input, or its difference to the reference."""
@@ -157,6 +163,7 @@ class Pass:
         if before is not None:
             value = value - before
         order = self._channels_last
+        words = features.ndim == 3 and features.shape[1] in self._lengths
         if image is not None and features.ndim == 4:
             order.append(channels_last(features.shape, image))
 
@@ -167,11 +174,36 @@ class Pass:
             sums[name] = relevance.flatten(1).sum(1).double()
             # A model keeps to one order: a stage whose shape doesn't tell it (32 channels of 32 x 32) goes by the others.
             known = next((last for last in order if last is not None), None)
-            found = to_map(relevance, image, known) if image is not None else None
+            found = to_map(relevance, image, known) if image is not None and not words else None
             if found is not None:
                 maps[name] = found
 
         features.register_hook(read)
+
+
+def input_names(model: nn.Module, x: Any) -> list[str]:
+    """What the inputs of a model are called in its books: as the model says (``input_names``), by their keywords, or by their place.
+
+    Example:
+        >>> input_names(nn.Identity(), torch.zeros(1, 3, 8, 8)), input_names(nn.Identity(), (torch.zeros(1, 3, 8, 8), torch.zeros(1, 5)))
+        (['pixels'], ['pixels', 'input 1'])
+    """
+    own = getattr(model, "input_names", None)
+    if isinstance(x, Tensor):
+        return ["pixels"]
+    parts = list(x.items()) if isinstance(x, Mapping) else list(enumerate(x))
+    found = []
+    for i, (key, part) in enumerate(parts):
+        several = tensors(part)
+        name = key if isinstance(key, str) else f"input {key}"
+        if isinstance(own, tuple) and i < len(own):
+            name = own[i]
+        elif (
+            not isinstance(key, str) and sum(t.ndim == 4 for t in tensors(x)) == 1 and any(t.ndim == 4 for t in several)
+        ):
+            name = "pixels"
+        found += [name if len(several) == 1 else f"{name}[{j}]" for j in range(len(several))]
+    return found
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

@@ -34,6 +34,8 @@ def draw(
     samples: Sequence[int] | None = None,
     pictures: Tensor | None = None,
     all_stages: bool = False,
+    titles: Sequence[str] | None = None,
+    outlines: Tensor | None = None,
 ) -> Figure:
     """One row per sample, on an empty figure: input, overlay, signed map, stage maps, books."""
     samples = list(range(min(_ROWS, len(explanation)))) if samples is None else list(samples)
@@ -47,8 +49,11 @@ def draw(
     for i, row in zip(samples, axes, strict=True):
         picture = displayable(image[i]) if pictures is None else pictures[i].permute(1, 2, 0).cpu().numpy()
         row[0].imshow(picture)
-        row[0].set_title(_title(explanation, i, classes), fontsize=9)
+        row[0].set_title(_title(explanation, i, classes, titles), fontsize=9)
         overlay(row[1], picture, maps[i])
+        if outlines is not None:
+            for axis, colour in zip(row[:2], ("white", "black"), strict=True):
+                axis.contour(outlines[i].cpu().numpy(), levels=[0.5], colors=colour, linewidths=1)
         row[1].set_title("relevance on the input", fontsize=9)
         shown = row[2].imshow(maps[i], cmap=COLOURS, **symmetric(maps[i]))
         row[2].set_title("relevance, signed", fontsize=9)
@@ -112,8 +117,10 @@ def stages_shown(explanation: Explanation, samples: Sequence[int], all_stages: b
     return [names[round(i)] for i in np.linspace(0, len(names) - 1, STAGES)]
 
 
-def _title(explanation: Explanation, i: int, classes: list[str] | None) -> str:
+def _title(explanation: Explanation, i: int, classes: list[str] | None, titles: Sequence[str] | None) -> str:
     score = f"score {float(explanation.score[i]):.3f}"
+    if titles is not None:
+        return f"{fill(titles[i], _TITLE)}\n{score}"
     if explanation.target is None:
         return score
     index = int(explanation.target[i])
@@ -146,7 +153,8 @@ def shares(explanation: Explanation, i: int) -> list[tuple[str, float]]:
     large = [(name, value) for name, value in entries if abs(value) >= visible][:5]
     rest = sum(value for _, value in entries) - sum(value for _, value in large)
     ends = [("other", rest), ("not accounted for", float(ledger.difference[i]))]
-    return [("pixels", float(ledger.pixels[i])), *large, *(end for end in ends if abs(end[1]) >= visible)]
+    arrived = [(name, float(value[i])) for name, value in ledger.arrived.items()]
+    return [*arrived, *large, *(end for end in ends if abs(end[1]) >= visible)]
 
 
 def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
@@ -166,7 +174,10 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     axis.margins(x=0.25)
     axis.tick_params(axis="x", labelsize=7)
     word = explanation.verdicts[i]
-    held = f"pixels {float(ledger.share[i]):.1%}" if explanation.reference is None else "reference + pixels = score"
+    holders = " + ".join(ledger.arrived)
+    held = (
+        f"{holders} {float(ledger.share[i]):.1%}" if explanation.reference is None else f"reference + {holders} = score"
+    )
     said = f"{word}: {held}, residual {float(ledger.residual[i]):.0e}"
     axis.set_title(said, fontsize=9, color=word.colour)
     for side in ("top", "right"):

@@ -98,9 +98,13 @@ def first_map(output: object) -> Tensor | None:
 
 
 def streams(output: object) -> list[Tensor]:
-    """The feature maps and token sequences in a module's output: several, where it has several streams."""
-    found = {id(t): t for t in tensors(output) if t.requires_grad and t.ndim in (3, 4)}
-    return list(found.values())
+    """The feature map or token sequence in a module's output; of one that returns token sequences and nothing else, all of them.
+
+    Feature maps beside another are mostly one stream: what a stage was given, or made on its way.
+    """
+    found = list({id(t): t for t in tensors(output) if t.requires_grad and t.ndim in (3, 4)}.values())
+    sequences = all(t.ndim == 3 for t in tensors(output))
+    return found if sequences else found[:1]
 
 
 def stream_name(path: str, index: int) -> str:
@@ -155,6 +159,15 @@ def to_features(features: Tensor, image: Sequence[int], last: bool | None = None
     for prefix in range(min(17, features.shape[1])):
         count = features.shape[1] - prefix
         height = round(math.sqrt(count * ratio))
-        if height and count % height == 0 and abs(height / (count // height) / ratio - 1) < 0.15:
+        if count <= prefix or not height or count % height or abs(height / (count // height) / ratio - 1) >= 0.15:
+            continue
+        if all(_is_grid(side, whole) for side, whole in ((height, image[0]), (count // height, image[1]))):
             return features[:, prefix:].mT.unflatten(2, (height, count // height))
     return None
+
+
+def _is_grid(side: int, whole: int) -> bool:
+    """Whether patches, perhaps merged by twos, can be so many along a side of the image. Twelve queries are no grid of three by three."""
+    halved = {step(whole / 2**k) for k in range(1, 9) for step in (math.floor, math.ceil)}
+    patches = {step(whole / size) for size in (7, 12, 14, 24, 28) for step in (math.floor, math.ceil)}
+    return whole % side == 0 or side in halved | patches

@@ -57,6 +57,8 @@ class ZeroShot(nn.Module):
 class _Worded(nn.Module):
     """What the models of pixels and words have in common: the words, and what weighs them."""
 
+    input_names = ("pixels", "words")
+
     def __init__(self, model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> None:
         super().__init__()
         self.model = model
@@ -69,11 +71,21 @@ class _Worded(nn.Module):
 
     def inputs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """The two inputs, for `hilrp.explain`: pixels, and `words` for each picture."""
+        self._check_count(len(pixels))
         return pixels, self.words.to(pixels).expand(len(pixels), -1)
+
+    def _check_count(self, pictures: int) -> None:
+        if len(self._ids) not in (1, pictures):
+            raise InputError(f"{len(self._ids)} captions for {pictures} pictures: give one, or one for each picture.")
 
     def _weighed(self, run: Callable[..., Any], pixels: Tensor, words: Tensor | None, each: bool) -> Any:
         """Runs what takes token numbers, with its words weighed; ``each``: with as many captions as pictures."""
         ids, others = self._ids.to(pixels.device), {name: t.to(pixels.device) for name, t in self._others.items()}
+        self._check_count(len(pixels))
+        if words is not None and len(words) == 1 < len(pixels):
+            raise InputError(
+                f"one row of words for {len(pixels)} pictures: give {type(self).__name__}.inputs(pixels), which has one for each."
+            )
         if len(ids) == 1 and (each or (words is not None and len(words) == len(pixels))):
             ids, others = (
                 ids.expand(len(pixels), -1),

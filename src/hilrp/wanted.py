@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hilrp.errors import InputError
+from hilrp.errors import InputError, TargetError
 from hilrp.images import read
 from hilrp.libraries.loaded import Loaded
 from hilrp.targets import Cosine, Detection, Region, Views
@@ -50,8 +50,8 @@ class Wanted:
         plain = text.strip().lower()
         if not loaded.classifies and (plain == "prediction" or re.fullmatch("top[0-9]+", plain)):
             raise InputError(
-                f"target {text}: {loaded.name} has no classifier, its output is a vector of features. Give the index of one of them, or load a "
-                "checkpoint with a classifier."
+                f"target {text}: {loaded.name} has no classifier, its output is a vector of features. Ask what makes two views of the picture alike to it (--target view), give the "
+                "index of a feature, or load a checkpoint with a classifier."
             )
         if plain == "prediction":
             return Wanted(said, against=other)
@@ -70,6 +70,29 @@ class Wanted:
         """How many explanations an image gets."""
         return 1 if self.label is not None or self.target is not None else self.strongest
 
+    def titles(self, loaded: Loaded, output: Any, batch: int) -> list[str] | None:
+        """What is explained of each sample, in words, where that is no class."""
+        _, _, rest = self.text.partition(":")
+        if isinstance(self.target, Views):
+            return ["cosine of the picture and its mirror image"] * batch
+        if isinstance(self.target, Cosine):
+            return [f"cosine of the picture and \u201c{rest}\u201d"] * batch
+        if isinstance(self.target, Region):
+            name = loaded.named(int(self.target.label)) if isinstance(self.target.label, int) else "strongest class"
+            return [f"{name} in the region"] * batch
+        if isinstance(self.target, Detection):
+            where = f", query {rest.partition(':')[0]}" if self.target.query is not None else ""
+            side = f"{self.target.side} side of " if self.target.side is not None else ""
+            return [f"{side}{loaded.named(label)}{where}" for label in self.target.labels(output)]
+        return None
+
+    def outlines(self, size: tuple[int, int], output: Any, batch: int) -> Tensor | None:
+        """Where a region is, or the box of a detection, ``[B,H,W]``."""
+        try:
+            return self.target.outline(size, output, batch) if isinstance(self.target, (Region, Detection)) else None
+        except TargetError:  # a model that finds classes for its queries need not have boxes
+            return None
+
     def model(self, loaded: Loaded) -> nn.Module:
         """What is explained: the model, or its tower for pictures."""
         return ImageTower(loaded.texts.model).eval() if self.tower and loaded.texts is not None else loaded.model
@@ -83,7 +106,7 @@ def _other_target(text: str, loaded: Loaded) -> Any:
     if kind == "text":
         if loaded.texts is None:
             raise InputError(
-                f"target {text}: {loaded.name} has no text tower. Take a model of two, such as open_clip/ViT-B-32-quickgelu."
+                f"target {text}: {loaded.name} has no text tower. Take a model of two: zoo/towers, or open_clip/ViT-B-32-quickgelu."
             )
         try:
             ids = loaded.texts.ids(rest)
@@ -116,12 +139,18 @@ def _region(text: str, rest: str, loaded: Loaded) -> Region:
 
 
 def _detection(text: str, rest: str, loaded: Loaded) -> Detection:
-    """A query's number, perhaps with a class or a side of the box after a colon."""
+    """A query's number, perhaps with a class or a side of the box after a colon; or a class, for the query that is surest of it."""
     query, _, what = rest.partition(":")
-    if not re.fullmatch("[0-9]+", query.strip()):
+    if not query.strip():
         raise InputError(
-            f"target {text}: {query!r} is no number of a query. Write detection:3, detection:3:cat or detection:3:left."
+            f"target {text}: which? Write detection:3, detection:3:cat, detection:3:left or detection:cat."
         )
+    if not re.fullmatch("[0-9]+", query.strip()):
+        if what:
+            raise InputError(
+                f"target {text}: {query!r} is no number of a query. Write detection:3, detection:3:cat, detection:3:left or detection:cat."
+            )
+        return Detection(None, label=loaded.index(query))
     if what in ("left", "top", "right", "bottom"):
         return Detection(int(query), side=what)  # type: ignore[arg-type]
     return Detection(int(query), label=loaded.index(what) if what else None)

@@ -203,9 +203,7 @@ def rows_of(found: list[Found], figure: str) -> tuple[list[str], list[Row]]:
         for model in models:
             one = known[model, name]
             cells.append(Shown(estimate(one.figures.get(figure, [])), one.undefined or ""))
-        means = [cell.value.mean for cell in cells if cell.value is not None]
-        overall = Shown(estimate(means) if len(means) == len(models) > 1 else None)
-        rows.append(Row(name, METHODS[name][0], "control" if name in CONTROLS else "", cells, overall))
+        rows.append(Row(name, METHODS[name][0], "control" if name in CONTROLS else "", cells, Shown(None)))
     return models, rows
 
 

@@ -48,7 +48,7 @@ def explain(
         str,
         typer.Option(
             help="'prediction', a class by name or index, or 'top5' for the five strongest (top1 to top10). Also: 'view' (what makes the picture and its mirror image "
-            "alike), 'text:CAPTION' (models of two towers), 'region:MASK.png:CLASS' or 'region:LEFT,TOP,RIGHT,BOTTOM:CLASS' (segmentation), 'detection:QUERY[:CLASS or side]'.",
+            "alike), 'text:CAPTION' (models of two towers), 'region:MASK.png:CLASS' or 'region:LEFT,TOP,RIGHT,BOTTOM:CLASS' (segmentation), 'detection:QUERY[:CLASS or side]' or 'detection:CLASS'.",
             autocompletion=lambda: ["prediction", "top3", "top5", "view", "text:", "region:", "detection:"],
         ),
     ] = "prediction",
@@ -86,7 +86,7 @@ def explain(
     hilrp explain photo.jpg
     hilrp explain photos/ --target "golden retriever" --against "tabby"
     hilrp explain photo.jpg --model open_clip/ViT-B-32-quickgelu --target "text:a dog on a sofa"
-    hilrp explain street.jpg --model transformers/facebook/detr-resnet-50 --target detection:17
+    hilrp explain street.jpg --model transformers/facebook/detr-resnet-50 --target detection:car
     hilrp explain scan.png --model mine:model --rules secant --reference healthy.png
     hilrp explain "scans/**/*.png" --model resnet50 --checkpoint mine.safetensors --classes names.txt
     hilrp scenes 8 -o scenes; hilrp explain scenes/images --model zoo/swin --target top3
@@ -120,7 +120,8 @@ def explain(
         print_json([_entry(o) for o in outcomes] + [{"source": n, "error": w} for n, w in problems.items()])
     else:
         _summary(outcomes, len(sources) + len(problems))
-        console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
+        if len(outcomes) > sum(o.error is not None for o in outcomes):
+            console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
     if stopped:
         errors.print("stopped; the same command goes on from here")
         raise typer.Exit(130)
@@ -189,7 +190,7 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    table = Table(Column("image", overflow="fold"), "class", "score", "pixels' share", "residual", "verdict")
+    table = Table(Column("image", overflow="fold"), "target", "score", "pixels' share", "residual", "verdict")
     for outcome in outcomes:
         facts = outcome.facts
         for i, score in enumerate(facts.get("score", ())):

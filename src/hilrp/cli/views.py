@@ -95,7 +95,7 @@ def _write(folder: Path, found: list[Found], pictures: dict[str, Seen], said: st
     lines = [
         f"# {title}",
         "",
-        f"{said}. Means over images with 95 % bootstrap intervals; the last column: mean and standard deviation over the models.",
+        f"{said}. Means over images with 95 % bootstrap intervals.",
         "",
     ]
     for name, text in FIGURES.items():

@@ -7,6 +7,7 @@ of that place are plain functions of the pixels. `Detector` returns these, stron
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -105,7 +106,8 @@ def _found(detector: Any, parts: _OneStage | _TwoStages, x: Tensor) -> tuple[Ten
             origins[i, k] = apart.argmin()
         if i == 0:
             places = own.places.new_zeros(*size, 4)
-        places[i] = own.places[origins[i]]
+        if len(own.places):
+            places[i] = own.places[origins[i]]
     return places, origins, labels, scores
 
 
@@ -117,9 +119,15 @@ def _extent(size: Any, like: Tensor) -> Tensor:
 
 @contextmanager
 def _recorded(module: nn.Module) -> Iterator[list[tuple[Any, Any]]]:
-    """Inputs and outputs of a module, while the context lasts."""
+    """Inputs and outputs of a module in this thread, while the context lasts."""
     calls: list[tuple[Any, Any]] = []
-    handle = module.register_forward_hook(lambda module, inputs, output: calls.append((inputs, output)))
+    own = threading.get_ident()
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        if threading.get_ident() == own:
+            calls.append((inputs, output))
+
+    handle = module.register_forward_hook(keep)
     try:
         yield calls
     finally:
@@ -191,7 +199,8 @@ class _TwoStages:
     def _seen(self, inputs: Any, logits: Tensor, codes: Tensor) -> list[_Seen]:
         _, proposals, sizes, *_ = inputs
         counts = [len(each) for each in proposals]
-        boxes = self.heads.box_coder.decode(codes, proposals) / _extent(sizes[0], logits)
+        # Of no proposals torchvision returns boxes of another shape.
+        boxes = self.heads.box_coder.decode(codes, proposals).reshape(len(logits), -1, 4) / _extent(sizes[0], logits)
         parts = (F.softmax(logits, -1).split(counts), boxes.clamp(0, 1).split(counts))
         return [_Seen(*each) for each in zip(proposals, *parts, strict=True)]
 

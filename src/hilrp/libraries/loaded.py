@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hilrp.errors import InputError
 from hilrp.images import as_rgb, read
+from hilrp.texts import ImageText
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -65,8 +66,15 @@ class Texts:
     pieces: Callable[[str], list[str]]
     length: int
 
+    def pair(self, caption: str) -> ImageText:
+        """How alike pictures and a caption are, as a function of pixels and words: see `hilrp.texts.ImageText`."""
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        return ImageText(self.model, self.ids(caption).to(device)).eval()
+
     def ids(self, caption: str) -> Tensor:
         """The token numbers of a caption, ``[L]``; an error if it is empty, or too long for the tower."""
+        if not isinstance(caption, str):
+            raise InputError(f"a caption is one text, and not a {type(caption).__name__}.")
         if not caption.strip():
             raise InputError("the caption is empty. Say what is to be looked for: text:a striped red star.")
         count = len(self.pieces(caption))
@@ -104,7 +112,12 @@ class Loaded:
         if not isinstance(images, Sequence) or isinstance(images, str):
             raise InputError(f"batch: expected a list of pictures or of their files, not {type(images).__name__}.")
         opened = [read(Path(image))[0] if isinstance(image, (str, Path)) else image for image in images]
-        x = torch.stack([self.preprocess(image) for image in opened])
+        made = [self.preprocess(image) for image in opened]
+        if len({each.shape for each in made}) > 1:
+            raise InputError(
+                f"batch: {self.name} takes pictures as large as they are, and these are of several sizes. Take one at a time."
+            )
+        x = torch.stack(made)
         return x.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
 
     def seen_mask(self, mask: np.ndarray) -> Tensor:

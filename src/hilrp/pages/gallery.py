@@ -24,7 +24,7 @@ _STYLE = """
 .head b { font-size: 17px; overflow-wrap: anywhere; }
 .failed { border-left: 4px solid #c00020; }
 .card { overflow-x: auto; }
-.card img { max-width: none; }
+.card img { max-width: max(100%, 1080px); height: auto; }
 """
 
 
@@ -42,9 +42,8 @@ def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[st
             f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])}; target: {escape(settings["target"])}; '
             f"rules: {escape(rules)}; {relative}hilrp {escape(settings['hilrp'])}</p>"
         )
-    parts.append(
-        f"<p>{len(done)} of {len(done) + len(failed)} explained. Red speaks for what is explained, blue against it.</p>"
-    )
+    colours = " Red raises the score that is explained, blue lowers it." if done else ""
+    parts.append(f"<p>{len(done)} of {len(done) + len(failed)} explained.{colours}</p>")
     parts.append(meanings(Verdict(v) for o in done for v in o.facts["verdict"]))
     if failed:
         rows = "".join(f"<p><b>{escape(name)}</b>: {escape(str(why))}</p>" for name, why in failed.items())

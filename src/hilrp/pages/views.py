@@ -8,18 +8,26 @@ import numpy as np
 from PIL import Image
 
 from hilrp.bench.report import short
-from hilrp.bench.views import FIGURES, METHODS, Found, Seen, agreements, rows_of
+from hilrp.bench.views import FIGURES, METHODS, OBJECTIVES, Found, Seen, agreements, rows_of
 from hilrp.pages.bench import STYLE, table
 from hilrp.pages.parts import image, page
 from hilrp.plotting import blend
 
 #: How many pictures are shown.
-_SHOWN = 6
+_SHOWN = 4
 
 
 def views_page(found: list[Found], pictures: dict[str, Seen], title: str, said: str) -> str:
     """The whole page."""
-    parts = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(said)}</p>']
+    trained = "; ".join(f"{short(name)}: {OBJECTIVES[name]}" for name in pictures if name in OBJECTIVES)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{escape(said)}</p>',
+        "<p>Explained is the cosine of what a model makes of a picture and of its mirror image: red pixels make the two alike, blue ones different.</p>",
+        f"<p>What the models were trained for: {escape(trained)}.</p>" if trained else "",
+        *_maps(found, pictures),
+        '<p class="soft">Below each mean: its 95 % bootstrap interval.</p>',
+    ]
     for name, text in FIGURES.items():
         parts.append(f"<h2>{escape(name.capitalize())}</h2><p>{escape(text)}</p>{table(name, *rows_of(found, name))}")
     for method in ("hilrp", "secant"):
@@ -28,7 +36,7 @@ def views_page(found: list[Found], pictures: dict[str, Seen], title: str, said: 
             parts.append(
                 f"<h2>Agreement of {escape(METHODS[method][0])}</h2><p>How alike (Spearman) the maps of two models are.</p>{table('', models, shown)}"
             )
-    return page(title, "\n".join([*parts, "<h2>Maps</h2>", *_maps(found, pictures)]), STYLE)
+    return page(title, "\n".join(parts), STYLE)
 
 
 def _maps(found: list[Found], pictures: dict[str, Seen]) -> list[str]:

@@ -49,6 +49,22 @@ def logits_of(output: Any) -> Tensor:
     return first
 
 
+def no_classifier(shape: tuple[int, ...], batch: int) -> str:
+    """What to ask of a model that doesn't return one score for each class."""
+    said = f"The model's output has shape {shape}, not [{batch}, classes]: it is no classifier. "
+    if len(shape) == 4:
+        return said + (
+            "Ask for a class in a part of the picture: targets.Region(label, box=...), on the command line --target region:LEFT,TOP,RIGHT,BOTTOM:CLASS or "
+            "region:MASK.png:CLASS. Or pass target=function, which takes the output and returns one scalar per sample."
+        )
+    if len(shape) == 3:
+        return said + (
+            "Ask for one detection: targets.Detection(query) or Detection(None, label) for the query that is surest of a class, on the command line --target detection:QUERY or "
+            "detection:CLASS. Or pass target=function, which takes the output and returns one scalar per sample."
+        )
+    return said + "Pass target=function, which takes the output and returns one scalar per sample."
+
+
 class Score(NamedTuple):
     """The scalar of each sample; the classes where the target is one, and those that they are contrasted with."""
 
@@ -65,10 +81,7 @@ def score_of(output: Any, target: Target, batch: int) -> Score:
     if logits.ndim == 1 and logits.shape[0] == batch:
         logits = logits.unsqueeze(1)
     if logits.ndim != 2 or logits.shape[0] != batch:
-        raise TargetError(
-            f"The model's output has shape {tuple(logits.shape)}, not [{batch}, classes]. Pass target=function, which takes the "
-            "output and returns one scalar per sample, for instance target=lambda out: out[:, 3].mean((1, 2))."
-        )
+        raise TargetError(no_classifier(tuple(logits.shape), batch))
     if isinstance(target, Contrast):
         wanted, other = indices_of(target.wanted, logits, "wanted"), indices_of(target.other, logits, "other")
         return Score(_pick(logits, wanted) - _pick(logits, other), wanted, other)
@@ -90,6 +103,8 @@ def indices_of(target: Any, logits: Tensor, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         indices = torch.tensor(0.5)
     if indices.is_floating_point() or indices.dtype == torch.bool or indices.is_complex():
+        if isinstance(target, str):
+            raise TargetError(f"{name}={target!r} is a name. Give the number of the class: loaded.index({target!r}).")
         raise TargetError(
             f"{name}={target!r} is not a class. Use None (the prediction), a class index, one index per sample, "
             "hilrp.targets.Contrast(a, b), or a function of the output."

@@ -15,6 +15,8 @@ from hilrp.targets.classes import indices_of, logits_of
 from hilrp.tree import tensors
 
 Side = Literal["left", "top", "right", "bottom"]
+#: Where detectors keep the logits of their queries.
+_LOGITS = ("logits", "pred_logits", "class_queries_logits")
 _SIDES: tuple[Side, ...] = ("left", "top", "right", "bottom")
 
 
@@ -51,7 +53,7 @@ class Region:
         if images is None:
             raise TargetError("targets.Region: the input holds no images [B,C,H,W].")
         size, batch = tuple(images.shape[-2:]), len(images)
-        weights = self._weights(size).to(images.device, torch.float32)
+        weights = self._weights(size, batch).to(images.device, torch.float32)
 
         def score(output: Any) -> Tensor:
             logits = logits_of(output)
@@ -67,20 +69,42 @@ class Region:
 
         return score
 
-    def _weights(self, size: tuple[int, ...]) -> Tensor:
+    def outline(self, size: tuple[int, int], output: Any, batch: int) -> Tensor:
+        """The region at the size of the input, ``[B,H,W]``."""
+        weights = self._weights(size, batch).unsqueeze(1)
+        return (F.interpolate(weights, size) > 0).squeeze(1).float().expand(batch, -1, -1)
+
+    def _weights(self, size: tuple[int, ...], batch: int) -> Tensor:
         """The region at the size of the input, or as the mask was given, ``[1 or B,H,W]``."""
         height, width = size
         weights = torch.zeros(1, height, width)
         if self.mask is not None:
-            mask = torch.as_tensor(self.mask)
+            try:
+                mask = torch.as_tensor(self.mask)
+            except (TypeError, ValueError, RuntimeError):
+                raise TargetError(
+                    f"targets.Region: the mask is a {type(self.mask).__name__}; give a tensor or an array of numbers, [H,W]."
+                ) from None
             if mask.ndim not in (2, 3):
                 raise TargetError(
                     f"targets.Region: the mask has the shape {tuple(mask.shape)}; give [H,W], or [B,H,W] for each sample."
                 )
             weights = (mask if mask.ndim == 3 else mask[None]).float()
+            if not bool((weights >= 0).all()):
+                raise TargetError(
+                    "targets.Region: the mask holds negative numbers; it says how much each place counts."
+                )
+            if len(weights) not in (1, batch):
+                raise TargetError(
+                    f"targets.Region: {len(weights)} masks for {batch} samples: give one, or one for each."
+                )
         elif self.box is not None:
             left, top, right, bottom = self.box
-            if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+            if left >= right or top >= bottom:
+                raise TargetError(
+                    f"targets.Region: the box {self.box} is empty: left must be less than right, and top less than bottom."
+                )
+            if not (left >= 0 and right <= width and top >= 0 and bottom <= height):
                 raise TargetError(
                     f"targets.Region: the box {self.box} (left, top, right, bottom) isn't inside the input of {width} x {height} pixels."
                 )
@@ -111,35 +135,65 @@ class Region:
         return scaled / scaled.sum((1, 2), keepdim=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Detection:
     """A class of one query of a detector (DETR and its kin) or of one object that it finds, or a side of its box.
 
     Attributes:
-        query: Which of the model's queries, or one for each sample; of models that return what they find (`hilrp.libraries.detectors`), which object, the strongest
+        query: Which of the model's queries, or one for each sample; ``None`` for the one that is surest of the label; of models that return what they find (`hilrp.libraries.detectors`), which object, the strongest
             being 0.
         label: The class, or one for each sample; ``None`` for the object's own, or the one that the query finds most likely.
         side: A side of the box instead, as a part of the picture's width or height.
     """
 
-    query: int | Sequence[int] | Tensor
+    query: int | Sequence[int] | Tensor | None
     label: int | Sequence[int] | Tensor | None = None
     side: Side | None = None
 
     def __post_init__(self) -> None:
         if self.side is not None and self.label is not None:
             raise TargetError("targets.Detection: give a label or a side, not both.")
+        if self.query is None and self.label is None:
+            raise TargetError("targets.Detection: without a query, give the label that the surest one is wanted for.")
         if self.side not in (None, *_SIDES):
             raise TargetError(f"targets.Detection: side={self.side!r}; choose from {', '.join(_SIDES)}.")
 
     def __call__(self, output: Any) -> Tensor:
         """One number per sample."""
-        own = self._own_labels(output)
+        if self.query is None:
+            return self._surest(output)(output)
         if self.side is not None:
+            self._own_labels(output)
             return self._side(output, self.side)
-        logits = self._of_query(_named(output, "logits", "pred_logits", "class_queries_logits"))
+        logits = self._of_query(_named(output, *_LOGITS))
+        wanted = torch.tensor(self.labels(output), device=logits.device)
+        return logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
+
+    def _surest(self, output: Any) -> Detection:
+        """The same question to the query of each sample that is surest of the label."""
+        logits = _named(output, *_LOGITS).detach()
+        labels = _part(output, "labels")
+        wanted = indices_of(self.label, logits[:, 0], "label").reshape(-1, 1, 1).expand(-1, logits.shape[1], 1)
+        sure = logits.gather(2, wanted).squeeze(2)
+        if labels is not None and labels.ndim == 2:  # of models that return what they find, only that
+            sure = sure.masked_fill(labels < 0, -torch.inf)
+        # As numbers: the query is that of the input, also where the model runs on a reference beside it.
+        return Detection(sure.argmax(1).tolist(), self.label)
+
+    def outline(self, size: tuple[int, int], output: Any, batch: int) -> Tensor:
+        """The box at the size of the input, ``[B,H,W]``."""
+        chosen = self._surest(output) if self.query is None else self
+        columns, rows = ((torch.arange(n) + 0.5) / n for n in (size[1], size[0]))
+        left, top, right, bottom = (chosen._side(output, side).detach().cpu().reshape(-1, 1) for side in _SIDES)
+        across, down = (columns >= left) & (columns <= right), (rows >= top) & (rows <= bottom)
+        return (down.unsqueeze(2) & across.unsqueeze(1)).float()
+
+    def labels(self, output: Any) -> list[int]:
+        """The class that is meant, of each sample."""
+        logits = self._of_query(_named(output, *_LOGITS)) if self.query is not None else _named(output, *_LOGITS)[:, 0]
+        own = None if self.query is None else self._own_labels(output)
         wanted = self.label if self.label is not None else own or logits.detach().argmax(1).tolist()
-        return logits.gather(1, indices_of(wanted, logits, "label").unsqueeze(1)).squeeze(1)
+        return indices_of(wanted, logits, "label").tolist()
 
     def _side(self, output: Any, side: Side) -> Tensor:
         corners = _part(output, "corners")
@@ -165,10 +219,14 @@ class Detection:
 
     def _queries(self, found: Tensor) -> Tensor:
         """One for each sample."""
-        queries = torch.as_tensor(self.query, device=found.device).reshape(-1)
-        if queries.is_floating_point() or len(queries) not in (1, len(found)):
+        try:
+            queries = torch.as_tensor(self.query, device=found.device).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            queries = torch.zeros(0)
+        whole = not (queries.is_floating_point() or queries.is_complex() or queries.dtype == torch.bool)
+        if not whole or len(queries) not in (1, len(found)):
             raise TargetError(
-                f"targets.Detection: {len(queries)} queries ({queries.dtype}) for {len(found)} samples: give one whole number, or one for each sample."
+                f"targets.Detection: query={self.query!r} for {len(found)} samples: give one whole number, or one for each sample."
             )
         return queries.expand(len(found))
 

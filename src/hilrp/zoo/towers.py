@@ -32,7 +32,7 @@ def tokenise(caption: str) -> Tensor:
     words = pieces(caption)
     unknown = [word for word in words if word not in WORDS]
     if unknown:
-        raise InputError(f"the zoo's text tower knows no word {unknown[0]!r}, only {', '.join(w for w in WORDS if w)}.")
+        raise InputError(f"the zoo's text tower knows no word {unknown[0]!r}, only {' '.join(w for w in WORDS if w)}")
     ids = [WORDS.index(word) for word in words]
     return torch.tensor(ids + [0] * (LENGTH - len(ids)))
 
@@ -60,6 +60,7 @@ class TwoTowers(nn.Module):
 
     def encode_text(self, ids: Tensor) -> Tensor:
         """``[B,D]``: the mean over the words, which see each other and not what fills the caption up."""
+        ids = ids if ids.ndim == 2 else ids[None]
         there = ids != 0
         x = self.words(ids) + self.positions[: ids.shape[1]]
         for block in self.blocks:
