@@ -46,8 +46,10 @@ class TestBadInput:
             hilrp.explain(self.model, X, [0, -1])
 
     def test_target_of_a_wrong_kind(self):
-        with raises(hilrp.TargetError, "not a class"):
+        with raises(hilrp.TargetError, "is a name", "loaded.index"):
             hilrp.explain(self.model, X, "cat")
+        with raises(hilrp.TargetError, "not a class"):
+            hilrp.explain(self.model, X, 1.5)
         with raises(hilrp.TargetError, "3 classes for a batch of 2"):
             hilrp.explain(self.model, X, [0, 1, 2])
         with raises(hilrp.TargetError, "one scalar per sample"):

@@ -71,7 +71,7 @@ def test_view(picture, tmp_path):
     result, said = run(picture, "--model", "zoo/vit", "--target", "view", "-o", tmp_path)
     assert result.exit_code == 0, said
     found = facts(tmp_path)
-    assert found["names"] == ["view"]
+    assert found["names"] == ["cosine of the picture and its mirror image"]
     assert 0 < found["score"][0] <= 1
     assert found["residual"][0] < 1e-4
     assert "view" in (tmp_path / "index.html").read_text()
@@ -157,7 +157,9 @@ def test_detection(kind, picture, tmp_path):
     [
         ("text:a star", "has no text tower"),
         ("region:nothing.png:1", "neither a mask's file nor left,top,right,bottom"),
-        ("detection:first", "is no number of a query"),
+        ("detection:first:left", "is no number of a query"),
+        ("detection:first", "knows no such class"),
+        ("detection:", "which? Write detection:3"),
         ("detection:1:unicorn", "knows no such class"),
     ],
 )
@@ -181,8 +183,12 @@ def test_words_of_the_command_line(tmp_path):
         Preprocess(lambda image: torch.zeros(3, 8, 8), (0.0,) * 3, (1.0,) * 3),
         ["cat", "dog"],
     )
-    assert Wanted.parse("detection:4:dog", loaded).target == Detection(4, 1)
-    assert Wanted.parse("detection:4:left", loaded).target == Detection(4, side="left")
+    for text, expected in (
+        ("detection:4:dog", Detection(4, 1)),
+        ("detection:4:left", Detection(4, side="left")),
+        ("detection:dog", Detection(None, 1)),
+    ):
+        assert vars(Wanted.parse(text, loaded).target) == vars(expected)
     region = Wanted.parse("region:1,2,5,6:cat", loaded).target
     assert isinstance(region, Region)
     assert (region.label, region.box) == (0, (1, 2, 5, 6))

@@ -67,7 +67,7 @@ def _check_positional(x: Sequence[Any], batch: int) -> None:
     """What is given by position for each sample is to be explained. By keyword a model may also be given what is held fixed."""
     for i, part in enumerate(x):
         whole = (t for t in tensors(part) if not (t.is_floating_point() or t.is_complex()))
-        fixed = next((t for t in whole if t.ndim), None)
+        fixed = next((t for t in whole if t.ndim > 1 or t.shape == (batch,)), None)
         if fixed is not None:
             raise InputError(
                 f"Input {i} ({fixed.dtype}, shape {tuple(fixed.shape)}) can't be explained: there is no gradient of whole numbers. To hold it fixed, name the inputs, "

@@ -200,7 +200,7 @@ class _TwoStages:
         _, proposals, sizes, *_ = inputs
         counts = [len(each) for each in proposals]
         # Of no proposals torchvision returns boxes of another shape.
-        boxes = self.heads.box_coder.decode(codes, proposals).reshape(len(logits), -1, 4) / _extent(sizes[0], logits)
+        boxes = self.heads.box_coder.decode(codes, proposals).reshape(*logits.shape, 4) / _extent(sizes[0], logits)
         parts = (F.softmax(logits, -1).split(counts), boxes.clamp(0, 1).split(counts))
         return [_Seen(*each) for each in zip(proposals, *parts, strict=True)]
 

@@ -165,9 +165,9 @@ class Detection:
         if self.side is not None:
             self._own_labels(output)
             return self._side(output, self.side)
+        wanted = self.labels(output)
         logits = self._of_query(_named(output, *_LOGITS))
-        wanted = torch.tensor(self.labels(output), device=logits.device)
-        return logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
+        return logits.gather(1, indices_of(wanted, logits, "label").unsqueeze(1)).squeeze(1)
 
     def _surest(self, output: Any) -> Detection:
         """The same question to the query of each sample that is surest of the label."""
@@ -190,8 +190,8 @@ class Detection:
 
     def labels(self, output: Any) -> list[int]:
         """The class that is meant, of each sample."""
-        logits = self._of_query(_named(output, *_LOGITS)) if self.query is not None else _named(output, *_LOGITS)[:, 0]
         own = None if self.query is None else self._own_labels(output)
+        logits = self._of_query(_named(output, *_LOGITS)) if self.query is not None else _named(output, *_LOGITS)[:, 0]
         wanted = self.label if self.label is not None else own or logits.detach().argmax(1).tolist()
         return indices_of(wanted, logits, "label").tolist()
 
