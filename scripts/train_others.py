@@ -154,6 +154,15 @@ def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], devi
     started, task = time.perf_counter(), TASKS[name]
     sets = [load(f"{folder}/{kind}", count, device) for kind, count in zip(("training", "easy"), counts, strict=False)]
     model = task.make().to(device).train()
+    held = load(f"{folder}/held_out", counts[2], device)
+    batches = [{n: t[i : i + 250] for n, t in held.items()} for i in range(0, counts[2], 250)]
+    # A probe of an encoder that knows nothing is better than chance: colours are easily read.
+    before = (
+        {f"untrained_{k}": v for k, v in task.score(model.eval(), batches).items()}
+        if isinstance(model, Encoder)
+        else {}
+    )
+    model.train()
     parts = [[p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)]
     graph = torch.device(device).type == "cuda" and task.captured
     speed = torch.zeros((), device=device)
@@ -185,8 +194,6 @@ def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], devi
     for tensor in [*shipped.parameters(), *shipped.buffers()]:
         if tensor.is_floating_point():  # what is measured is what is shipped
             tensor.data = tensor.data.half().float()
-    held = load(f"{folder}/held_out", counts[2], device)
-    batches = [{n: t[i : i + 250] for n, t in held.items()} for i in range(0, counts[2], 250)]
     with torch.no_grad():
         measured = task.score(shipped, batches)
     kept: nn.Module = shipped.encoder if isinstance(shipped, Encoder) else shipped
@@ -198,6 +205,7 @@ def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], devi
         "class": f"{type(kept).__module__}.{type(kept).__name__}",
         "parameters": sum(p.numel() for p in kept.parameters()),
         **measured,
+        **before,
         "seed": seed,
         "steps": steps,
         "batch": task.batch,

@@ -72,7 +72,9 @@ def _show(found: dict[str, list[str]], whole: bool) -> None:
             for name in names:
                 console.print(f"{each}/{name}", highlight=False, markup=False, soft_wrap=True)
         elif each == "transformers":
-            console.print("transformers: any image classifier of the hub, transformers/owner/name, or in a folder")
+            console.print(
+                "transformers: classifiers, segmentation models, detectors and two towers of the hub, transformers/owner/name, or in a folder"
+            )
         else:
             console.print(f"{each}: {len(names)} models; `hilrp models PATTERN` lists some of them", highlight=False)
 
