@@ -85,7 +85,8 @@ class _Redistribute(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (ratio,) = ctx.saved_tensors
-        return ratio.abs().mul_(g), (g * ratio).mul_(ctx.weight), None, None
+        none = g.new_zeros(())
+        return ratio.abs().mul_(g), torch.addcmul(none, g, ratio, value=ctx.weight), None, None
 
 
 def redistribute(y: Tensor, m: Tensor, weight: float, change: Tensor | None = None) -> Tensor:
@@ -195,6 +196,12 @@ def _restored(kept: tuple[Any, ...]) -> Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
+def standardised(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """``(x - mean) / std`` over the last axis, the mean, and ``1 / std``, in one pass: on a CPU torch's ``var`` takes ten times as long."""
+    normal, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
+    return normal, mean, inverse
+
+
 class _Normalise(Function):
     @staticmethod
     def forward(
@@ -208,8 +215,9 @@ class _Normalise(Function):
     ) -> Tensor:
         grouped = x.reshape(groups)
         wide = grouped if grouped.dtype in (torch.float32, torch.float64) else grouped.float()
-        power = wide.var(-1, unbiased=False, keepdim=True) if centre else wide.square().mean(-1, keepdim=True)
-        ctx.save_for_backward((power + eps).rsqrt(), scale)
+        ctx.save_for_backward(
+            standardised(wide, eps)[2] if centre else (wide.square().mean(-1, keepdim=True) + eps).rsqrt(), scale
+        )
         ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
         return value.detach()
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from hilrp.primitives.functions import standardised
+
 #: Queries whose attention weights are in memory at once, when they are computed anew in the backward pass.
 _ROWS = 1024
 
@@ -64,9 +66,8 @@ class _Normalise(Function):
     def forward(
         ctx: Any, x: Tensor, x0: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
     ) -> Tensor:  # fmt: skip
-        (c, s), (c0, s0) = (_centred(each.reshape(groups), centre, eps) for each in (x, x0))
-        normal = (c * (0.5 / s)).addcmul_(c0, 0.5 / s0)
-        ctx.save_for_backward((c + c0).mul_(0.5), normal, 2 / (s + s0), scale)
+        (c, n, s), (c0, n0, s0) = (_centred(each.reshape(groups), centre, eps) for each in (x, x0))
+        ctx.save_for_backward((c + c0).mul_(0.5), (n + n0).mul_(0.5), 2 / (s + s0), scale)
         ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
         return value.detach()
 
@@ -84,13 +85,14 @@ class _Normalise(Function):
         return found.reshape(shape).to(ctx.dtype), None, None, None, None, None, None
 
 
-def _centred(x: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor]:
-    """What is normalised, and what it is divided by."""
+def _centred(x: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """What is normalised, what becomes of it, and what it is divided by."""
     x = x if x.dtype == torch.float64 else x.float()
     if not centre:
-        return x, (x.square().mean(-1, keepdim=True) + eps).sqrt()
-    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    return x - mean, (variance + eps).sqrt()
+        divisor = (x.square().mean(-1, keepdim=True) + eps).sqrt()
+        return x, x / divisor, divisor
+    normal, mean, inverse = standardised(x, eps)
+    return x - mean, normal, 1 / inverse
 
 
 def normalise(
