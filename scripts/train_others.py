@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import multiprocessing
 import sys
 import tempfile
@@ -47,7 +46,7 @@ from objectives import (
     views_loss,
 )  # fmt: skip
 from torch import Tensor, nn
-from train_zoo import WEIGHTS, draw, keep
+from train_zoo import WEIGHTS, captured, draw, keep, schedule
 
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.objects import TEXTURES
@@ -99,7 +98,7 @@ class Task:
     steps: int
     rate: float = 1e-3
     batch: int = 128
-    captured: bool = True  # as one CUDA graph: such small models wait for Python otherwise
+    graph: bool = True  # whether a step can be captured: nothing in it may wait for the CPU
 
 
 TASKS = {
@@ -107,7 +106,7 @@ TASKS = {
     "vit-views": Task(partial(Encoder, "views"), views_loss, probe_score, 10_000, batch=256),
     "vit-masked": Task(partial(Encoder, "masked"), masked_loss, probe_score, 10_000, batch=256),
     "segmenter": Task(segmenter, segmenter_loss, segmenter_score, 6000, 2e-3),
-    "detector": Task(detector, detector_loss, detector_score, 12_000, 5e-4, 64, captured=False),
+    "detector": Task(detector, detector_loss, detector_score, 12_000, 5e-4, 64, graph=False),
 }
 
 
@@ -124,25 +123,6 @@ def mixed(sets: list[Batch], size: int, easy: float) -> Batch:
         index = torch.randint(len(data["images"]), (count,), device=data["images"].device)
         parts.append({name: part[index] for name, part in data.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def captured(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A step that is launched as a whole."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return loss
-
-    return replay
 
 
 def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], device: str, seed: int) -> dict[str, Any]:
@@ -164,7 +144,7 @@ def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], devi
     )
     model.train()
     parts = [[p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)]
-    graph = torch.device(device).type == "cuda" and task.captured
+    graph = torch.device(device).type == "cuda" and task.graph
     speed = torch.zeros((), device=device)
     optimiser = torch.optim.AdamW(
         [{"params": parts[0]}, {"params": parts[1], "weight_decay": 0.0}],
@@ -184,7 +164,7 @@ def train(name: str, steps: int, folder: str, counts: tuple[int, int, int], devi
     run = captured(step) if graph else step
     for i in range(steps):
         done = i / steps
-        speed.fill_(task.rate * min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * max(0.0, done - 0.1) / 0.9)))
+        speed.fill_(schedule(task.rate, done))
         for part, fresh in zip(batch.values(), mixed(sets, task.batch, max(0.0, 1 - done / 0.4)).values(), strict=True):
             part.copy_(fresh)
         loss = run()

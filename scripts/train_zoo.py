@@ -128,6 +128,31 @@ def loss_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([F.binary_cross_entropy_with_logits(o.float(), labels) for o in outputs]).mean()
 
 
+def captured(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A step that a GPU is given as a whole: such small models wait for Python otherwise."""
+    # With a rate of zero these first steps change no weight.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def schedule(rate: float, done: float) -> float:
+    """The rate when a part of the steps is done: it rises for a tenth of them, and falls along a cosine."""
+    return rate * min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * max(0.0, done - 0.1) / 0.9))
+
+
 def stepper(model: nn.Module, recipe: Recipe, device: str) -> Callable[[Tensor, Tensor, float], Tensor]:
     """A function that does one training step, captured as a graph on a GPU."""
     rate = torch.zeros((), device=device)
@@ -147,27 +172,13 @@ def stepper(model: nn.Module, recipe: Recipe, device: str) -> Callable[[Tensor, 
         optimiser.step()
         return loss.detach()
 
-    replay, loss = None, torch.zeros(())
-    if device != "cpu":
-        # With a rate of zero these first steps change no weight.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        replay = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(replay):
-            loss = step()
+    go = captured(step) if device != "cpu" else step
 
     def run(new_images: Tensor, new_labels: Tensor, new_rate: float) -> Tensor:
         images.copy_(new_images)
         labels.copy_(new_labels)
         rate.fill_(new_rate)
-        if replay is None:
-            return step()
-        replay.replay()
-        return loss
+        return go()
 
     return run
 
@@ -186,8 +197,7 @@ def train(name: str, recipe: Recipe, folder: str, counts: tuple[int, int], devic
     step = stepper(model, recipe, device)
     for i in range(recipe.steps):
         done = i / recipe.steps
-        rate = recipe.rate * min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * max(0.0, done - 0.1) / 0.9))
-        loss = step(*batches.draw(max(0.0, 1 - done / 0.4)), rate)
+        loss = step(*batches.draw(max(0.0, 1 - done / 0.4)), schedule(recipe.rate, done))
         if i % 500 == 499:
             print(f"{name}: step {i + 1}, loss {float(loss):.4f}, {time.perf_counter() - started:.0f} s", flush=True)
     weights = {k: v.detach().cpu() for k, v in model.state_dict().items()}

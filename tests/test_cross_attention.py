@@ -10,7 +10,7 @@ from torch import nn
 import hilrp
 from hilrp.stages import find_stages, to_map
 from hilrp.targets import Detection
-from hilrp.texts import ImageText, Joint, similarity
+from hilrp.texts import ImageText, ImageTower, Joint, similarity
 from models import randomised
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -214,7 +214,13 @@ def test_queries_and_words_are_no_places():
     assert "layers.0" in finder.trace
     joint = Joint(joint_model("blip"), IDS[:, :4]).eval()
     read = hilrp.explain(joint, joint.inputs(X), 1)
-    assert not any("text" in name for name in read.stages)
+    assert {tuple(stage.shape[1:]) for stage in read.stages.values()} == {(4, 4)}
+    assert all("vision_model" in name for name in read.trace if name != "input")
+    towers = hilrp.load("zoo/towers")
+    for model in (towers.model, ImageTower(towers.texts.model)):
+        seen = hilrp.explain(model.eval(), x, lambda output: output[:, 0])
+        assert len(seen.stages) >= 5
+        assert all("visual.blocks" in name for name in seen.stages)
     for count, image, expected in ((197, (224, 224), (14, 14)), (50, (224, 224), (7, 7)), (257, (224, 224), (16, 16)), (1374, (518, 518), (37, 37)), (169, (100, 100), (13, 13)),
                                    (12, (128, 128), None), (100, (800, 1066), None)):  # fmt: skip
         found = to_map(torch.zeros(1, count, 8), image)

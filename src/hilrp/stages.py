@@ -15,6 +15,8 @@ from hilrp.tree import tensors
 
 #: Containers with less than this share of the parameters are stems.
 _LARGE = 0.01
+#: What the towers for pictures are called: open_clip's and the zoo's, transformers'.
+_TOWERS = ("visual", "vision_model")
 
 
 def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[str]:
@@ -25,16 +27,24 @@ def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[st
     if isinstance(stages, str):
         if stages != "auto":
             raise InputError(f'stages={stages!r}: use "auto", a list of module paths, or None.')
-        return _from_feature_info(model, modules) or _from_structure(model)
+        return _automatic(model, modules)
     if not isinstance(stages, Sequence):
         raise InputError(f'stages={stages!r}: use "auto", a list of module paths, or None.')
     unknown = [name for name in stages if name not in modules]
     if unknown:
         raise InputError(
             f"stages: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists the names; "
-            f"hilrp would choose {_from_feature_info(model, modules) or _from_structure(model)}."
+            f"hilrp would choose {_automatic(model, modules)}."
         )
     return list(stages)
+
+
+def _automatic(model: nn.Module, modules: dict[str, nn.Module]) -> list[str]:
+    """What the model says of itself; of a model of pictures and words, the stages of the picture's tower."""
+    tower = next((name for name in modules if name.rpartition(".")[2] in _TOWERS), None)
+    if tower is None:
+        return _from_feature_info(model, modules) or _from_structure(model)
+    return [f"{tower}.{name}" for name in find_stages(modules[tower], "auto")]
 
 
 def _from_feature_info(model: nn.Module, modules: dict[str, nn.Module]) -> list[str]:

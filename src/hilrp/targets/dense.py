@@ -140,8 +140,8 @@ class Detection:
     """A class of one query of a detector (DETR and its kin) or of one object that it finds, or a side of its box.
 
     Attributes:
-        query: Which of the model's queries, or one for each sample; ``None`` for the one that is surest of the label; of models that return what they find (`hilrp.libraries.detectors`), which object, the strongest
-            being 0.
+        query: Which of the model's queries, or one for each sample; ``None`` for the one that is surest of the label. Of models that return what they find
+            (`hilrp.libraries.detectors`), which object, the strongest being 0.
         label: The class, or one for each sample; ``None`` for the object's own, or the one that the query finds most likely.
         side: A side of the box instead, as a part of the picture's width or height.
     """
