@@ -22,7 +22,8 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
 from hilrp.modules import ModuleWatch
 from hilrp.opening import opened
-from hilrp.primitives.call import Call, Layers, Level, Reference
+from hilrp.primitives import layers
+from hilrp.primitives.call import Account, Call, Layers, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant.table import rule_for
@@ -242,9 +243,9 @@ class Engine(TorchFunctionMode):
         messages.check_randomness(name, args, kwargs, self.module, self.path)
         site = self._site(name)
 
-        def book(output: Tensor, constant: Tensor, kind: str) -> None:
+        def account(output: Tensor, kind: str) -> Account:
             layout = self.tracker.layout(output) or self._follow(row, varying, output, args, kwargs, func)
-            self.books.enter(output, constant, kind, site, layout)
+            return self.books.account(kind, site, layout)
 
         composite = row is not None and isinstance(row.rule, Surrogate)
         tapped = self.books.itemised and not composite
@@ -258,7 +259,7 @@ class Engine(TorchFunctionMode):
             self.rules,
             self.tracker.level,
             self.tracker.varies,
-            book,
+            account,
             self.module,
             reference,
             self.layers,
@@ -271,11 +272,13 @@ class Engine(TorchFunctionMode):
             out = self._run_surrogate(row.rule, call, site)
         else:
             out = (row.rule if reference is None else rule_for(name, row.rule))(call)
+        layers.watch(call.carriers, out)
         if reference is not None:
             self._refer(out, reference.output)
         if name in ("linear", "matmul") and folds(varying, tensors((args, kwargs))):
             with torch.no_grad():
                 exact = func(*args, **kwargs)
+            layers.watch([out])
             out = linearised(out, exact)
             if reference is not None:
                 self._refer(out, reference.output)
@@ -330,6 +333,7 @@ class Engine(TorchFunctionMode):
                     self.books.measure(s, -1, site, self.tracker.layout(s), self.tracker.reference(s))
         carried = {}
         for v, s in pairs:
+            layers.watch([s])
             carried[id(v)] = out = linearised(s, v)
             self.tracker.track(out, self.tracker.level(s), self.tracker.layout(s))
             if self.relative:

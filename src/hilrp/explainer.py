@@ -10,15 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hilrp.checks import check_input, check_model, tolerance, zero_score
+from hilrp.capture import Recorder
+from hilrp.checks import check_input, check_model, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation, mean_of
 from hilrp.ledger import Books, Ledger, Site
-from hilrp.passes import Pass
+from hilrp.passes import Outcome, Pass
 from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
 from hilrp.stages import find_stages, of_stage
-from hilrp.targets import Target, settled
+from hilrp.targets import Target, logits_of, settled
+from hilrp.targets.classes import checked
 from hilrp.tree import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
@@ -64,7 +66,12 @@ def explain(
 class Explainer:
     """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
 
-    An explainer keeps nothing between calls but how many layers the model has, and may be used from several threads.
+    An explainer keeps nothing between calls but how many layers and classes the model has, and may be used from several threads.
+
+    With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes, types) come for the second time, and replayed
+    from then on: at small batches a GPU else waits for Python. Values of weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens
+    only in the recording; a model that asks the device for numbers while it runs can't be recorded, and runs as without it, with a note. Targets are
+    classes and contrasts; others run as without it. A recording keeps the memory that it needs.
 
     Example:
         >>> import torch, hilrp
@@ -81,6 +88,7 @@ class Explainer:
         audit: Audit = "strict",
         stages: str | Sequence[str] | None = "auto",
         itemised: bool = False,
+        compile: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
@@ -100,6 +108,8 @@ class Explainer:
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
         self._layers: int | None = None
+        self._classes: int | None = None
+        self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
 
     def attribute(self, x: Any, target: Target = None) -> Any:
         """The relevance alone, in the form of the input: captum's contract."""
@@ -119,40 +129,67 @@ class Explainer:
         return found[0] if len(found) == 1 else mean_of(found)
 
     def _explain(self, x: Any, target: Target, batch: int, reference: Any) -> Explanation:
-        run = self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference)
-        relevance, pixels = run.backward()
-        ledger = Ledger.close(run.books, run.score, pixels, run.reference_score)
-        limit = tolerance(run.engine.dtypes, run.score.device)
-        notes = dict(run.engine.notes)
-        if run.books.unsplit or self._samples_mixed_up(ledger, limit):
+        found = self._outcome(x, target, batch, reference)
+        ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
+        sound = bool(found.sound)
+        if found.unsplit or (not sound and self._samples_mixed_up(ledger, limit)):
             ledger = Ledger.joined(self._ledgers_by_sample(x, target, batch, range(batch), self.itemised, reference))
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
-        if len(ledger.inputs) > 1:
-            notes |= {f"{name}: the same in the reference, and without relevance": 1 for name in run.unchanged}
+            sound = False
         if not self.rules.conserving and bool((ledger.residual > limit).any()):
             notes["these rules do not conserve: relevance is unaccounted for"] = int((ledger.residual > limit).sum())
         for name in self.stages if self._stages_named else ():
-            if name not in run.maps:
+            if name not in found.maps:
                 notes[
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
-        self._check(run, relevance, ledger, limit, x, target, reference)
-        order = [name for stage in self.stages for name in of_stage(stage, run.sums)]
+        if not sound:
+            self._check(found, ledger, x, target, reference)
+        order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
         return Explanation(
-            relevance=relevance,
+            relevance=found.relevance,
             input=map_tensors(Tensor.detach, x),
-            score=run.score,
-            target=run.classes,
-            against=run.against,
-            output=run.output,
-            stages={name: run.maps[name] for name in order if name in run.maps},
-            trace={"input": ledger.share} | {name: run.sums[name] / ledger.score for name in order},
+            score=found.score,
+            target=found.classes,
+            against=found.against,
+            output=found.output,
+            stages={name: found.maps[name] for name in order if name in found.maps},
+            trace={"input": ledger.share} | {name: found.sums[name] / ledger.score for name in order},
             ledger=ledger,
             rules=self.rules,
             tolerance=limit,
             notes=notes,
             reference=None if reference is None else map_tensors(Tensor.detach, reference),
         )
+
+    def _outcome(self, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
+        def step(inputs: tuple[Any, Target, Any]) -> Outcome:
+            x, target, reference = inputs
+            run = self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference)
+            found = run.outcome()
+            if len(found.ledger.inputs) > 1:
+                notes = {f"{name}: the same in the reference, and without relevance": 1 for name in run.unchanged}
+                found = replace(found, notes=found.notes | notes)
+            return found
+
+        found = self._recorded(step, x, target, batch, reference) if self._recorder is not None else None
+        if found is None:
+            found = step((x, target, reference))
+            self._classes = None if found.classes is None else logits_of(found.output).shape[-1]
+            if self._recorder is not None and self._recorder.failure is not None:
+                notes = {f"runs without a CUDA graph, which could not be recorded ({self._recorder.failure})": 1}
+                found = replace(found, notes=found.notes | notes)
+        return found
+
+    def _recorded(
+        self, step: Callable[[Any], Outcome], x: Any, target: Target, batch: int, reference: Any
+    ) -> Outcome | None:
+        """The step by its recording, where there is one: what a target that is a function does on the host, nobody knows."""
+        assert self._recorder is not None
+        if callable(target) or self._classes is None or not all(t.is_cuda for t in tensors((x, reference))):
+            return None
+        logits = tensors(x)[0].new_empty(1).expand(batch, self._classes)
+        return self._recorder.run((x, checked(target, logits), reference), step)
 
     def _run(
         self,
@@ -206,10 +243,8 @@ class Explainer:
 
     def _check(
         self,
-        run: Pass,
-        relevance: Any,
+        found: Outcome,
         ledger: Ledger,
-        limit: float,
         x: Any,
         target: Target,
         reference: Any,
@@ -217,10 +252,11 @@ class Explainer:
         """Raises or warns about a result that can't be trusted."""
         if self._audit == "off":
             return
-        results = [t for t in tensors((relevance, run.score, run.output)) if t.is_floating_point()]
+        limit = found.limit
+        results = [t for t in tensors((found.relevance, found.score, found.output)) if t.is_floating_point()]
         if not all(bool(t.isfinite().all()) for t in results):
-            self._unsound(self._find_non_finite(x, target, len(run.score), reference))
-        elif reference is None and (message := zero_score(run.score)) is not None:
+            self._unsound(self._find_non_finite(x, target, len(found.score), reference))
+        elif reference is None and (message := zero_score(found.score)) is not None:
             self._unsound(ModelError(message))
         elif self.rules.conserving and not bool((ledger.leak <= limit).all() and (ledger.residual <= limit).all()):
             self._unsound(self._find_leak(x, target, ledger, reference))

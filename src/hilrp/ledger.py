@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hilrp.layout import Layout, split_samples
+from hilrp.primitives.kernels import add_shares
 
 
 class Site(NamedTuple):
@@ -33,6 +34,10 @@ class Site(NamedTuple):
 
 #: The entry of the reference's own score.
 REFERENCE = "reference"
+
+
+#: Kinds of constants that are a model's parameters, and no masks.
+_PARAMETERS = frozenset(["bias", "norm shift"])
 
 
 class UnknownLayout(Exception):
@@ -71,7 +76,7 @@ def _without_masks(t: Tensor) -> Tensor:
     return t if t.is_complex() else t.nan_to_num(0.0, 0.0, 0.0)
 
 
-_Account = TypeVar("_Account")
+_Key = TypeVar("_Key")
 
 
 @dataclass
@@ -99,17 +104,9 @@ class Books:
         self.shares.clear()
         self.flows.clear()
 
-    def enter(self, output: Tensor, constant: Tensor, kind: str, site: Site, layout: Layout | None) -> None:
-        """Books, once the gradient of ``output`` is known, the share that ``constant`` keeps of it."""
-        if not output.requires_grad:
-            return
-        account = (site if self.itemised else None, kind)
-        constant = _without_masks(constant.detach())
-
-        def write(g: Tensor | None) -> None:
-            self._add(self.shares, account, constant, g, layout)
-
-        output.register_hook(write)
+    def account(self, kind: str, site: Site, layout: Layout | None) -> Account:
+        """The account of a kind of constants at an operation whose output has its samples laid out like this."""
+        return Account(self, (site if self.itemised else None, kind), layout)
 
     def measure(
         self, tensor: Tensor, sign: int, site: Site, layout: Layout | None, reference: Tensor | None = None
@@ -126,13 +123,15 @@ class Books:
 
     def _add(
         self,
-        accounts: dict[_Account, Tensor],
-        account: _Account,
+        accounts: dict[_Key, Tensor],
+        account: _Key,
         constant: Tensor,
         g: Tensor | None,
         layout: Layout | None,
     ) -> None:
         if g is None:  # torch's way of saying that all of it is zero
+            return
+        if self.in_turn(layout, g) and add_shares(self.total(accounts, account, g), constant, g, 1 / self.seed):
             return
         try:
             share = per_sample(constant, g, layout, self.batch) / self.seed
@@ -140,6 +139,40 @@ class Books:
             self.unsplit = True
             return
         accounts[account] = accounts[account] + share if account in accounts else share
+
+    def in_turn(self, layout: Layout | None, g: Tensor) -> bool:
+        """Whether the samples of a tensor are one after the other in memory."""
+        return self.batch == 1 or (layout is not None and layout.axis == 0 and layout.inner * self.batch == g.shape[0])
+
+    def total(self, accounts: dict[_Key, Tensor], account: _Key, like: Tensor) -> Tensor:
+        """What an account holds, to be added to in place."""
+        if account not in accounts:
+            accounts[account] = torch.zeros(self.batch, dtype=torch.float64, device=like.device)
+        return accounts[account]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where a rule enters what its constants keep: called with a constant, and with the gradient of the sum that it is part of."""
+
+    books: Books
+    key: tuple[Site | None, str]
+    layout: Layout | None
+
+    def __call__(self, constant: Tensor, g: Tensor | None) -> None:
+        """Enters a share."""
+        constant = constant if self.key[1] in _PARAMETERS else _without_masks(constant)
+        self.books._add(self.books.shares, self.key, constant, g, self.layout)
+
+    def total(self, g: Tensor) -> Tensor | None:
+        """What samples have in the account so far, to be added to in place; ``None`` if their parts of ``g`` are not one after the other."""
+        books = self.books
+        return books.total(books.shares, self.key, g) if books.in_turn(self.layout, g) else None
+
+    @property
+    def scale(self) -> float:
+        """What goes into the total must be multiplied with this."""
+        return 1 / self.books.seed
 
 
 @dataclass(frozen=True)

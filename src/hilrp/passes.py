@@ -6,16 +6,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hilrp import messages
+from hilrp.checks import tolerance
 from hilrp.engine import Engine
 from hilrp.errors import AuditError, HilrpError, ModelError
 from hilrp.layout import Layout
-from hilrp.ledger import Books, Site
+from hilrp.ledger import Books, Ledger, Site
+from hilrp.primitives.layers import watch
 from hilrp.rules import Rules
 from hilrp.stages import channels_last, stream_name, streams, to_map
 from hilrp.targets import Target, score_of
@@ -23,6 +26,31 @@ from hilrp.tree import map_tensors, tensors
 
 #: Gradients of single pixels underflow in float16; the backward pass is started with this instead of one.
 _FLOAT16_SEED = 4096.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an explanation leaves: relevance, the books, and what was found on the way. See `Explanation` for most of it.
+
+    Attributes:
+        sums: Stage -> sum of relevance per sample; ``maps``: stage -> map.
+        unsplit: Whether an entry of the books could not be told apart by sample.
+        limit: How far the books may be from closing.
+        sound: Whether all is finite and the books close: one flag on the device.
+    """
+
+    relevance: Any
+    score: Tensor
+    classes: Tensor | None
+    against: Tensor | None
+    output: Any
+    sums: dict[str, Tensor]
+    maps: dict[str, Tensor]
+    ledger: Ledger
+    unsplit: bool
+    limit: float
+    sound: Tensor
+    notes: dict[str, int]
 
 
 class Pass:
@@ -89,6 +117,7 @@ class Pass:
                 found = score_of(output, target, batch)
                 score = engine.tracker.current(found.value)
         _check_score(engine, score)
+        watch([score])
         self._graph, self.score = score, score.detach()
         self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against
@@ -122,6 +151,19 @@ class Pass:
         )
         pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
         return relevance, {name: r.double().flatten(1).sum(1) for name, t, r in pairs if t.requires_grad}
+
+    def outcome(self) -> Outcome:
+        """Runs backward, and closes the books."""
+        relevance, pixels = self.backward()
+        ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
+        limit = tolerance(self.engine.dtypes, self.score.device)
+        numbers = [t for t in tensors((relevance, self.score, self.output)) if t.is_floating_point()]
+        flags = [t.isfinite().all() for t in numbers]
+        flags += [(ledger.leak <= limit).all(), (ledger.residual <= limit).all()]
+        return Outcome(
+            relevance, self.score, self.classes, self.against, self.output, self.sums, self.maps, ledger, self.books.unsplit,
+            limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes),
+        )  # fmt: skip
 
     @property
     def unchanged(self) -> list[str]:

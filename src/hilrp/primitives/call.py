@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from hilrp.rules import Rules
 from hilrp.tree import map_tensors, tensors
+
+
+class Account(Protocol):
+    """Where a rule enters what its constants keep; see `ledger.Account`."""
+
+    def __call__(self, constant: Tensor, g: Tensor | None) -> None:
+        """Enters a share."""
+
+    def total(self, g: Tensor) -> Tensor | None:
+        """What is in the account, to be added to in place, if that can be done."""
+
+    @property
+    def scale(self) -> float:
+        """The factor for what is added in place."""
 
 
 class Level(IntEnum):
@@ -96,7 +110,7 @@ class Call:
         rules: The rule set in force.
         level: Gate level of a tensor (constants are signals).
         varies: Whether a tensor depends on the input, with or without a graph.
-        book: ``book(output, constant, kind)``: enters what a constant keeps of the output's relevance.
+        account: ``account(output, kind)``: where to enter what constants of a kind keep of the output's relevance.
         module: The innermost module that is running, if any.
         reference: The same call on the reference input, where there is one.
         layers: Where linear layers are counted.
@@ -110,7 +124,7 @@ class Call:
     rules: Rules
     level: Callable[[Tensor], Level]
     varies: Callable[[Tensor], bool]
-    book: Callable[[Tensor, Tensor, str], None]
+    account: Callable[[Tensor, str], Account]
     module: torch.nn.Module | None = None
     reference: Reference | None = None
     layers: Layers = field(default_factory=Layers)
@@ -135,6 +149,13 @@ class Call:
         """The function with zeros for the operands that carry relevance: the constant part of an affine map."""
         with torch.no_grad():
             return self.run(lambda t: torch.zeros_like(t) if t.requires_grad else t)
+
+    def book(self, output: Tensor, constant: Tensor, kind: str) -> None:
+        """Enters, once the gradient of ``output`` is known, what a constant that was added to it keeps of its relevance."""
+        if not output.requires_grad:
+            return
+        constant, write = constant.detach(), self.account(output, kind)
+        output.register_hook(lambda g: write(constant, g))
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name."""

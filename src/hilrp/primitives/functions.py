@@ -18,6 +18,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
+from hilrp.primitives import kernels
+
 
 class _Linearised(Function):
     @staticmethod
@@ -55,8 +57,27 @@ def secant(a: Tensor, y: Tensor, origin: Tensor | None = None) -> Tensor:
     rule: all relevance of ``y`` goes to ``a``; otherwise the constant ``f(0)`` keeps its share.
     """
     with torch.no_grad():
-        slope = torch.div(y if origin is None else y - origin, a).nan_to_num_(0.0, 0.0, 0.0)
+        slope = kernels.slope(y if origin is None else y - origin, a)
     return linearised(a, y, slope)
+
+
+class _ThroughOrigin(Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(a)
+        ctx.f = f
+        return y.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (a,) = ctx.saved_tensors
+        return kernels.times_slope(g, ctx.f(a), a), None, None
+
+
+def through_origin(a: Tensor, y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """`secant` of a ``f`` with ``f(0) = 0``, which runs again in the backward pass: what it keeps is ``a``, which the layer before may keep, too."""
+    return _ThroughOrigin.apply(a, y, f)
 
 
 def hand_over(y: Tensor, d: Tensor, stabiliser: float) -> Tensor:
@@ -73,11 +94,7 @@ class _Redistribute(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, m: Tensor, weight: float, change: Tensor | None) -> Tensor:
         held = y if change is None else change
-        # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
-        ratio = torch.copysign(m, held).mul_(weight).add_(held)
-        torch.div(held, ratio, out=ratio).nan_to_num_(0.0, 0.0, 0.0)
-        # The quotient is never negative, so that its sign can hold that of what is redistributed.
-        ctx.save_for_backward(ratio.copysign_(held))
+        ctx.save_for_backward(kernels.quotient(held, m, weight))
         ctx.weight = weight
         return y.detach()
 
@@ -85,8 +102,7 @@ class _Redistribute(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (ratio,) = ctx.saved_tensors
-        none = g.new_zeros(())
-        return ratio.abs().mul_(g), torch.addcmul(none, g, ratio, value=ctx.weight), None, None
+        return *kernels.shares_of(g, ratio, ctx.weight), None, None
 
 
 def redistribute(y: Tensor, m: Tensor, weight: float, change: Tensor | None = None) -> Tensor:
@@ -144,8 +160,9 @@ class _Magnitude(Function):
     def forward(ctx: Any, x: Tensor, origin: Tensor | None) -> Tensor:
         change = x if origin is None else x - origin
         # A byte for each sign; torch's own backward pass would keep the values.
-        ctx.save_for_backward(change.sign().to(torch.int8))
-        return change.abs()
+        size, sign = kernels.size_and_sign(change)
+        ctx.save_for_backward(sign)
+        return size
 
     @staticmethod
     @once_differentiable
@@ -205,19 +222,9 @@ def standardised(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 class _Normalise(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        value: Tensor,
-        groups: tuple[int, ...],
-        scale: Tensor | None,
-        centre: bool,
-        eps: float,
+        ctx: Any, x: Tensor, value: Tensor, inverse: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool
     ) -> Tensor:
-        grouped = x.reshape(groups)
-        wide = grouped if grouped.dtype in (torch.float32, torch.float64) else grouped.float()
-        ctx.save_for_backward(
-            standardised(wide, eps)[2] if centre else (wide.square().mean(-1, keepdim=True) + eps).rsqrt(), scale
-        )
+        ctx.save_for_backward(inverse, scale)
         ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
         return value.detach()
 
@@ -225,20 +232,23 @@ class _Normalise(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inverse, scale = ctx.saved_tensors
-        shape = g.shape
-        if scale is not None:
-            g = g * scale
-        g = g.reshape(ctx.groups) * inverse
-        if ctx.centre:
-            g = g - g.mean(-1, keepdim=True)
-        return g.reshape(shape).to(ctx.dtype), None, None, None, None, None
+        back = kernels.normalised_back(g, inverse, scale, ctx.groups, ctx.centre)
+        return back.to(ctx.dtype), None, None, None, None, None
 
 
 def normalise(
-    x: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
+    x: Tensor, value: Tensor, inverse: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool
 ) -> Tensor:
-    """``(x - mean) / std * scale`` over the last axis of ``x.reshape(groups)``, with the divisor held fixed.
+    """``(x - mean) inverse scale`` over the last axis of ``x.reshape(groups)``, with the divisor held fixed.
 
     The mean stays: it is a linear map. ``centre=False`` is the root-mean-square form.
     """
-    return _Normalise.apply(x, value, groups, scale, centre, eps)
+    return _Normalise.apply(x, value, inverse, groups, scale, centre)
+
+
+def inverse_deviation(x: Tensor, groups: tuple[int, ...], centre: bool, eps: float) -> Tensor:
+    """``1 / std`` over the last axis of ``x.reshape(groups)``, or one over the root of the mean square."""
+    with torch.no_grad():
+        grouped = x.reshape(groups)
+        wide = grouped if grouped.dtype in (torch.float32, torch.float64) else grouped.float()
+        return standardised(wide, eps)[2] if centre else (wide.square().mean(-1, keepdim=True) + eps).rsqrt()

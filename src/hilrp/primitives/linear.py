@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hilrp.primitives import functions
+from hilrp.primitives import functions, layers
 from hilrp.primitives.call import Call, Place
 from hilrp.primitives.functions import hand_over, magnitude, redistribute, shapes_alone
 from hilrp.rules import Rules
@@ -47,7 +47,7 @@ def gamma_of(call: Call) -> float:
 
 def epsilon(call: Call) -> Tensor:
     """``R_j = sum_i z_ij / y_i R_i``: the native backward pass."""
-    return _product(call)
+    return layers.apply(call) if layers.fits(call) else _product(call)
 
 
 def gamma_sign(call: Call, gamma: float) -> Tensor:
@@ -57,7 +57,10 @@ def gamma_sign(call: Call, gamma: float) -> Tensor:
     ``(y + m) / 2`` and ``(y - m) / 2`` with ``m = |W||a| + |b|``, so the denominator is
     ``(1 + gamma/2) y + (gamma/2) s m``. Since it is at least ``|y|`` in size, it needs no stabiliser.
     """
-    return redistribute(_product(call), _product(call, magnitude), (gamma / 2) / (1 + gamma / 2))
+    share = (gamma / 2) / (1 + gamma / 2)
+    if layers.fits(call):
+        return layers.apply(call, share)
+    return redistribute(_product(call), _product(call, magnitude), share)
 
 
 def bounded(call: Call) -> Tensor:

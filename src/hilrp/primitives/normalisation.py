@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hilrp.primitives.call import Call, Level
-from hilrp.primitives.functions import linearised, normalise, scale_gradient, secant
+from hilrp.primitives.functions import inverse_deviation, linearised, normalise, scale_gradient, secant, through_origin
 from hilrp.primitives.reindexing import affine
 from hilrp.primitives.secant import functions as secant_functions
+from hilrp.tree import map_tensors
 
 
 def activation(call: Call) -> Tensor:
@@ -33,7 +35,7 @@ def _secant(call: Call, offset: bool) -> Tensor:
     (a,) = carriers
     y = call.value()
     if not offset:
-        return secant(a, y)
+        return through_origin(a, y, _repeatable(call, a)) if (y.shape, y.dtype) == (a.shape, a.dtype) else secant(a, y)
     with torch.no_grad():
         # An infinite operand is a mask: there all of y is constant, and the line has no slope.
         at_zero = call.run(lambda t: t.new_zeros(()) if t is a else t)
@@ -41,6 +43,19 @@ def _secant(call: Call, offset: bool) -> Tensor:
     y = secant(a, y, origin)
     call.book(y, origin, "activation at zero")
     return y
+
+
+def _repeatable(call: Call, a: Tensor) -> Callable[[Tensor], Tensor]:
+    """The call as a function of its operand, which holds no graph."""
+    func, place = call.func, object()
+    args, kwargs = map_tensors(lambda t: place if t is a else t, (call.args, call.kwargs))
+
+    def again(value: Tensor) -> Tensor:
+        own = [value if arg is place else arg for arg in args]
+        y: Tensor = func(*own, **{name: value if arg is place else arg for name, arg in kwargs.items()})
+        return y
+
+    return again
 
 
 def _selection(call: Call, carriers: list[Tensor]) -> Tensor:
@@ -162,7 +177,12 @@ def _norm(
     scale = None if scale is None else scale.detach()
     if call.reference is not None:
         return secant_functions.normalise(x, call.before(x), call.value(), groups, scale, centre, eps)
-    y = normalise(x, call.value(), groups, scale, centre, eps)
+    if call.name == "layer_norm" and not torch.is_autocast_enabled(x.device.type):
+        # What torch.layer_norm runs, which gives the divisor as well.
+        value, _, inverse = torch.native_layer_norm(x.detach(), call.argument(1, "normalized_shape"), scale, shift, eps)
+    else:
+        value, inverse = call.value(), inverse_deviation(x, groups, centre, eps)
+    y = normalise(x, value, inverse.reshape(-1, 1), groups, scale, centre)
     if shift is not None:
         call.book(y, shift.detach(), "norm shift")
     return y

@@ -29,7 +29,15 @@ class Contrast:
     other: int | Sequence[int] | Tensor
 
 
-Target = int | Sequence[int] | Tensor | Contrast | Needs | Callable[[Any], Tensor] | None
+@dataclass(frozen=True)
+class Checked:
+    """Classes ``[B]`` that are known to be in range, on the model's device: nothing has to be asked of it. ``None`` is the predicted class."""
+
+    wanted: Tensor | None
+    other: Tensor | None = None
+
+
+Target = int | Sequence[int] | Tensor | Contrast | Checked | Needs | Callable[[Any], Tensor] | None
 
 
 def logits_of(output: Any) -> Tensor:
@@ -82,13 +90,24 @@ def score_of(output: Any, target: Target, batch: int) -> Score:
         logits = logits.unsqueeze(1)
     if logits.ndim != 2 or logits.shape[0] != batch:
         raise TargetError(no_classifier(tuple(logits.shape), batch))
+    if not isinstance(target, Checked):
+        target = checked(target, logits)
+    wanted, other = target.wanted, target.other
+    if wanted is None:
+        # Behind the back of whoever follows the logits: the class is that of the input, also where the model runs on a reference beside it.
+        with torch._C.DisableTorchFunction():
+            wanted = logits.detach().argmax(1)
+    score = _pick(logits, wanted)
+    return Score(score if other is None else score - _pick(logits, other), wanted, other)
+
+
+def checked(target: Any, logits: Tensor) -> Checked:
+    """A class, one for each sample, a contrast of such, or ``None`` for the prediction, as classes on the device of the logits."""
+    if target is None:
+        return Checked(None)
     if isinstance(target, Contrast):
-        wanted, other = indices_of(target.wanted, logits, "wanted"), indices_of(target.other, logits, "other")
-        return Score(_pick(logits, wanted) - _pick(logits, other), wanted, other)
-    # As numbers: the class that is explained is that of the input, also where the model runs on a reference beside it.
-    found = logits.detach().argmax(1).tolist() if target is None else target
-    indices = indices_of(found, logits, "target")
-    return Score(_pick(logits, indices), indices)
+        return Checked(indices_of(target.wanted, logits, "wanted"), indices_of(target.other, logits, "other"))
+    return Checked(indices_of(target, logits, "target"))
 
 
 def _pick(logits: Tensor, indices: Tensor) -> Tensor:
@@ -109,7 +128,7 @@ def indices_of(target: Any, logits: Tensor, name: str) -> Tensor:
             f"{name}={target!r} is not a class. Use None (the prediction), a class index, one index per sample, "
             "hilrp.targets.Contrast(a, b), or a function of the output."
         )
-    indices = indices.to(logits.device, torch.long)
+    indices = indices.to(torch.long)
     indices = indices.expand(batch) if indices.ndim == 0 else indices.reshape(-1)
     if indices.numel() != batch:
         raise TargetError(f"{name} has {indices.numel()} classes for a batch of {batch}: give one, or one per sample.")
@@ -118,7 +137,7 @@ def indices_of(target: Any, logits: Tensor, name: str) -> Tensor:
         raise TargetError(
             f"{name}={low if low < 0 else high} is out of range: the model has {classes} classes, 0 to {classes - 1}."
         )
-    return indices
+    return indices.to(logits.device)
 
 
 def _scalar_per_sample(score: Any, batch: int) -> Tensor:

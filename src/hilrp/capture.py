@@ -1,0 +1,141 @@
+"""Explanations recorded as CUDA graphs.
+
+At small batches a GPU waits for Python between its kernels. A graph of the whole explanation, forward, backward and books, is launched as one. It is recorded when
+inputs of the same form come for the second time: the first run, as it always was, is what it warms up with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.tree import map_tensors, tensors
+
+_Result = TypeVar("_Result")
+
+#: How many forms of input are kept: the usual one, and the rest of a data set that doesn't divide evenly.
+_KEPT = 4
+
+
+class Snapshot:
+    """What a recording takes for granted of a model: its modules, and where its parameters are in memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._members: list[tuple[Any, str, Any, int]] = []
+        self._modules = [(module, module.training) for module in model.modules()]
+        for module, _ in self._modules:
+            self._members += [(module._modules, name, child, 0) for name, child in module._modules.items()]
+            for table in (module._parameters, module._buffers):
+                self._members += [(table, name, t, _address(t)) for name, t in table.items()]
+
+    def holds(self) -> bool:
+        """Whether all is as it was. Values of parameters may have changed: a graph reads them where they are."""
+        return all(
+            table.get(name) is member and (address == 0 or member.data_ptr() == address)
+            for table, name, member, address in self._members
+        ) and all(module.training == before for module, before in self._modules)
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+class _Recording(Generic[_Result]):
+    """A step, recorded with its inputs and its result at fixed places in memory."""
+
+    def __init__(self, inputs: Any, step: Callable[[Any], _Result], model: nn.Module, pool: Any) -> None:
+        self.snapshot = Snapshot(model)
+        self._inputs = map_tensors(lambda t: t.detach().clone(), inputs)
+        self._graph = torch.cuda.CUDAGraph()
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            step(self._inputs)  # kernels and libraries make what they need for a stream when they first meet it
+        current.wait_stream(stream)
+        # Other threads may go on with what they do with the device.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._result = step(self._inputs)
+
+    def replay(self, inputs: Any) -> _Result:
+        """The result for other inputs, in memory of its own."""
+        for held, t in zip(tensors(self._inputs), tensors(inputs), strict=True):
+            held.copy_(t)
+        self._graph.replay()
+        result: _Result = map_tensors(Tensor.clone, self._result)
+        return result
+
+
+class Recorder(Generic[_Result]):
+    """Recordings of a step on a model, by the form of the inputs.
+
+    Attributes:
+        failure: Why nothing can be recorded: a model that asks the device for numbers while it runs can't.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._recordings: OrderedDict[Hashable, _Recording[_Result]] = OrderedDict()
+        self._met: set[Hashable] = set()
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._done: torch.cuda.Event | None = None
+        self.failure: str | None = None
+
+    def run(self, inputs: Any, step: Callable[[Any], _Result]) -> _Result | None:
+        """The step's result by its recording; ``None`` if there is none, and the step is to be run as it is."""
+        key = form(inputs)
+        with self._lock:
+            if self.failure is not None:
+                return None
+            recording = self._recordings.get(key)
+            if recording is None or not recording.snapshot.holds():
+                if key not in self._met:
+                    self._met.add(key)
+                    return None
+                recording = self._record(key, inputs, step)
+                if recording is None:
+                    return None
+            self._recordings.move_to_end(key)
+            # Recordings share their memory: one at a time, whatever stream it is on.
+            if self._done is not None:
+                torch.cuda.current_stream().wait_event(self._done)
+            result = recording.replay(inputs)
+            self._done = torch.cuda.current_stream().record_event()
+            return result
+
+    def _record(self, key: Hashable, inputs: Any, step: Callable[[Any], _Result]) -> _Recording[_Result] | None:
+        self._recordings.pop(key, None)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            self._recordings[key] = _Recording(inputs, step, self._model, self._pool)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
+            return None
+        while len(self._recordings) > _KEPT:
+            self._recordings.popitem(last=False)
+        return self._recordings[key]
+
+
+def form(inputs: Any) -> Hashable:
+    """What must be the same for a recording to be used: shapes, types, devices, and how torch is told to compute."""
+    kinds = tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors(inputs))
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    attention = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled())
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return (
+        kinds,
+        autocast,
+        torch.get_float32_matmul_precision(),
+        matmul.allow_tf32,
+        cudnn.allow_tf32,
+        cudnn.deterministic,
+        attention,
+    )

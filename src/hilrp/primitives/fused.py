@@ -1,0 +1,219 @@
+"""The functions of `kernels`, each as one Triton kernel: what lies between a rule's products is bound by memory.
+
+Numbers are those of the plain functions up to the last digits. Sums of constants' shares are added up in float64 by atomic operations.
+"""
+
+# Triton reads the annotations of its kernels.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+_BLOCK = 1024
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@triton.jit
+def _quotient_of(held, m, share):
+    d = held + tl.where(held < 0, -share * m, share * m)
+    return tl.where(d == 0, 0.0, held / d)
+
+
+@triton.jit
+def _quotient(held_p, m_p, out_p, share, count, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    held = tl.load(held_p + at, inside, 0.0).to(tl.float32)
+    ratio = _quotient_of(held, tl.load(m_p + at, inside, 0.0).to(tl.float32), share)
+    tl.store(out_p + at, tl.where(held < 0, -ratio, ratio), inside)
+
+
+@triton.jit
+def _shares_of(g_p, ratio_p, direct_p, through_p, share, count, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    g = tl.load(g_p + at, inside, 0.0).to(tl.float32)
+    ratio = tl.load(ratio_p + at, inside, 0.0).to(tl.float32)
+    tl.store(direct_p + at, g * tl.abs(ratio), inside)
+    tl.store(through_p + at, g * ratio * share, inside)
+
+
+@triton.jit
+def _shared_out(
+    g_p, held_p, m_p, direct_p, through_p, bias_p, total_p,
+    g_step, held_step, rows, columns, rows_per_sample, share, scale,
+    books: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * height + tl.arange(0, height)
+    column = tl.program_id(1) * width + tl.arange(0, width)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    wide = row.to(tl.int64)[:, None]
+    g = tl.load(g_p + wide * g_step + column[None, :], inside, 0.0).to(tl.float32)
+    held = tl.load(held_p + wide * held_step + column[None, :], inside, 0.0).to(tl.float32)
+    at = wide * columns + column[None, :]
+    m = tl.load(m_p + at, inside, 0.0).to(tl.float32)
+    direct = g * _quotient_of(held, m, share)
+    through = tl.where(held < 0, -share, share) * direct
+    tl.store(direct_p + at, direct, inside)
+    tl.store(through_p + at, through, inside)
+    if books:
+        bias = tl.load(bias_p + column, column < columns, 0.0).to(tl.float32)[None, :]
+        kept = tl.sum(bias * direct + tl.abs(bias) * through, 1).to(tl.float64)
+        tl.atomic_add(total_p + row // rows_per_sample, kept * scale, row < rows)
+
+
+@triton.jit
+def _size_and_sign(x_p, size_p, sign_p, count, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    x = tl.load(x_p + at, inside, 0.0)
+    tl.store(size_p + at, tl.abs(x), inside)
+    tl.store(sign_p + at, ((x > 0).to(tl.int8) - (x < 0).to(tl.int8)), inside)
+
+
+@triton.jit
+def _with_sign(g_p, x_p, count, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    x, g = tl.load(x_p + at, inside, 0), tl.load(g_p + at, inside, 0.0)
+    tl.store(g_p + at, tl.where(x > 0, g, tl.where(x < 0, -g, 0.0)), inside)
+
+
+@triton.jit
+def _times_slope(g_p, y_p, a_p, count, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    y, a = tl.load(y_p + at, inside, 0.0).to(tl.float32), tl.load(a_p + at, inside, 0.0).to(tl.float32)
+    slope = y / a
+    finite = tl.abs(slope) < float("inf")
+    tl.store(y_p + at, tl.where(finite, slope, 0.0) * tl.load(g_p + at, inside, 0.0).to(tl.float32), inside)
+
+
+@triton.jit
+def _normalised_back(
+    g_p, inverse_p, scale_p, out_p, rows, columns,
+    scaled: tl.constexpr, centre: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    h = tl.load(g_p + at, inside, 0.0).to(tl.float32)
+    if scaled:
+        h *= tl.load(scale_p + column, column < columns, 0.0).to(tl.float32)[None, :]
+    h *= tl.load(inverse_p + row, row < rows, 0.0).to(tl.float32)[:, None]
+    if centre:
+        h -= (tl.sum(h, 1) / columns)[:, None]
+    tl.store(out_p + at, h, inside)
+
+
+@triton.jit
+def _add_shares(
+    g_p, c_p, total_p, g_step, rows, columns, rows_per_sample, period, scale,
+    by_row: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * height + tl.arange(0, height)
+    kept = tl.zeros([height], tl.float32)
+    for begin in range(0, columns, width):
+        column = begin + tl.arange(0, width)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        g = tl.load(g_p + row.to(tl.int64)[:, None] * g_step + column[None, :], inside, 0.0).to(tl.float32)
+        if not by_row:
+            g *= tl.load(c_p + column, column < columns, 0.0).to(tl.float32)[None, :]
+        kept += tl.sum(g, 1)
+    if by_row:
+        kept *= tl.load(c_p + row % period, row < rows, 0.0).to(tl.float32)
+    tl.atomic_add(total_p + row // rows_per_sample, kept.to(tl.float64) * scale, row < rows)
+
+
+def takes(*operands: Tensor) -> bool:
+    """Whether kernels over single values take these: one type, one dense layout."""
+    first = operands[0]
+    strides = first.stride()
+    return (
+        first.dtype in _TYPES
+        and all(t.dtype == first.dtype and t.shape == first.shape and t.stride() == strides for t in operands[1:])
+        and (first.is_contiguous() or (first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last)))
+    )
+
+
+def quotient(held: Tensor, m: Tensor, share: float) -> Tensor:
+    """See `kernels.quotient`."""
+    out = torch.empty_like(held)
+    _quotient[_grid(out)](held, m, out, share, out.numel(), _BLOCK)
+    return out
+
+
+def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """See `kernels.shares_of`."""
+    direct, through = torch.empty_like(g), torch.empty_like(g)
+    _shares_of[_grid(g)](g, ratio, direct, through, share, g.numel(), _BLOCK)
+    return direct, through
+
+
+def shared_out(
+    g: Tensor, held: Tensor, m: Tensor, share: float, bias: Tensor | None, total: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """See `kernels.shared_out`: of matrices whose rows may be parts of longer ones; what a bias keeps of it is added to the totals of samples."""
+    rows, columns = m.shape
+    direct, through = torch.empty_like(m), torch.empty_like(m)
+    width = min(256, triton.next_power_of_2(columns))
+    height = 1024 // width
+    books = bias is not None and total is not None
+    grid = (triton.cdiv(rows, height), triton.cdiv(columns, width))
+    _shared_out[grid](
+        g, held, m, direct, through, bias if books else m, total if books else m, g.stride(0), held.stride(0),
+        rows, columns, rows // len(total) if total is not None else rows, share, scale, books, height, width,
+    )  # fmt: skip
+    return direct, through
+
+
+def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See `kernels.size_and_sign`."""
+    size, sign = torch.empty_like(x), torch.empty_like(x, dtype=torch.int8)
+    _size_and_sign[_grid(x)](x, size, sign, x.numel(), _BLOCK)
+    return size, sign
+
+
+def with_sign(g: Tensor, x: Tensor) -> Tensor:
+    """See `kernels.with_sign`."""
+    _with_sign[_grid(g)](g, x, g.numel(), _BLOCK)
+    return g
+
+
+def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
+    """See `kernels.times_slope`."""
+    _times_slope[_grid(y)](g, y, a, y.numel(), _BLOCK)
+    return y
+
+
+def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, centre: bool) -> Tensor:
+    """See `kernels.normalised_back`, for a norm over the last axis."""
+    columns = g.shape[-1]
+    rows, out = g.numel() // columns, torch.empty_like(g)
+    width = triton.next_power_of_2(columns)
+    height = max(1, 2048 // width)
+    _normalised_back[(triton.cdiv(rows, height),)](
+        g, inverse, inverse if scale is None else scale, out, rows, columns, scale is not None, centre, height, width
+    )
+    return out
+
+
+def add_shares(total: Tensor, c: Tensor, g: Tensor, by_row: bool, scale: float) -> None:
+    """Adds ``scale sum(c g)`` of each sample to its total.
+
+    ``g`` is a matrix, the rows of which belong to the samples in turn. ``c`` has a value for each column, or (``by_row``) one for each row, again and again.
+    """
+    rows, columns = g.shape
+    width = min(256, triton.next_power_of_2(columns))
+    height = max(1, 1024 // width)
+    _add_shares[(triton.cdiv(rows, height),)](
+        g, c, total, g.stride(0), rows, columns, rows // len(total), len(c), scale, by_row, height, width
+    )
+
+
+def _grid(t: Tensor) -> tuple[int]:
+    return (triton.cdiv(t.numel(), _BLOCK),)
