@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hilrp.primitives import linear
+from hilrp.primitives import linear, values
 from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised, scale_gradient
 from hilrp.primitives.normalisation import stop
@@ -107,11 +107,18 @@ def attention(call: Call) -> Tensor:
         constant = _taylor_term(call, operands, part_v * v.requires_grad, part_qk * (q.requires_grad + k.requires_grad))
         call.book(y, constant, "softmax Taylor term")
         return y
-    y = _attend(call, q.detach(), k.detach(), v)
+    y = _attend_fixed(call, q.detach(), k.detach(), v)
     if call.rules.attention == "uniform" and scored:
         y = scale_gradient(y, 0.5)
         call.book(y, y.detach() / 2, "gate")
     return y
+
+
+def _attend_fixed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask, causal, scale = call.argument(3, "attn_mask"), call.argument(5, "is_causal", False), call.argument(6, "scale")
+    if v.requires_grad and values.fits(q, k, v.detach(), mask, causal, scale):
+        return values.attend(lambda own: _attend(call, q, k, own), q, k, v, scale)
+    return _attend(call, q, k, v)
 
 
 def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,14 +65,14 @@ class _ThroughOrigin(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(a)
-        ctx.f = f
+        ctx.activation = f
         return y.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (a,) = ctx.saved_tensors
-        return kernels.times_slope(g, ctx.f(a), a), None, None
+        return kernels.times_slope(g, ctx.activation(a), a), None, None
 
 
 def through_origin(a: Tensor, y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -155,27 +155,53 @@ def least_weight(left: Tensor, bound: float) -> Tensor:
     return gamma / (2 + gamma)
 
 
+class Signs(NamedTuple):
+    """Where the signs of values come from in the backward pass: bytes, values that are kept anyway, or a function of such."""
+
+    kept: Tensor
+    f: Callable[[Tensor], Tensor] | None = None
+
+    @classmethod
+    def known(cls, x: Tensor) -> Signs | None:
+        """Those of a tensor that can be had from what the graph keeps: the output of a layer that waits, or of an activation."""
+        node = (x if x._base is None else x._base).grad_fn
+        if getattr(node, "keeps_output", False):
+            return cls(x.detach())
+        activation = getattr(node, "activation", None)
+        if x._base is None and activation is not None:
+            return cls(node.saved_tensors[0].detach(), activation)  # type: ignore[union-attr]
+        return None
+
+    def read(self) -> Tensor:
+        """Values with these signs."""
+        return self.kept if self.f is None else self.f(self.kept)
+
+
 class _Magnitude(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, origin: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, origin: Tensor | None, signs: Signs | None) -> Tensor:
         change = x if origin is None else x - origin
-        # A byte for each sign; torch's own backward pass would keep the values.
-        size, sign = kernels.size_and_sign(change)
-        ctx.save_for_backward(sign)
+        if signs is None:
+            # A byte for each sign; torch's own backward pass would keep the values.
+            size, sign = kernels.size_and_sign(change)
+            signs = Signs(sign)
+        else:
+            size = change.abs()
+        ctx.save_for_backward(signs.kept)
+        ctx.f = signs.f
         return size
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        (sign,) = ctx.saved_tensors
-        return g * sign, None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return kernels.with_sign(g, Signs(ctx.saved_tensors[0], ctx.f).read()), None, None
 
 
 def magnitude(x: Tensor, origin: Tensor | None = None) -> Tensor:
     """The sizes of values, or of what they are more than an origin."""
     if x.is_complex() or not x.requires_grad:
         return (x if origin is None else x - origin).abs()
-    return _Magnitude.apply(x, origin)
+    return _Magnitude.apply(x, origin, None if origin is not None else Signs.known(x))
 
 
 @contextmanager

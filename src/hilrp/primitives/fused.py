@@ -44,17 +44,17 @@ def _shares_of(g_p, ratio_p, direct_p, through_p, share, count, block: tl.conste
 
 @triton.jit
 def _shared_out(
-    g_p, held_p, m_p, direct_p, through_p, bias_p, total_p,
-    g_step, held_step, rows, columns, rows_per_sample, share, scale,
+    g_p, held_p, m_p, direct_p, through_p, bias_p, total_p, g_step, held_step, rows_per_sample, columns, share, scale,
     books: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * height + tl.arange(0, height)
+    sample = tl.program_id(2)
+    own = tl.program_id(0) * height + tl.arange(0, height)
     column = tl.program_id(1) * width + tl.arange(0, width)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    wide = row.to(tl.int64)[:, None]
-    g = tl.load(g_p + wide * g_step + column[None, :], inside, 0.0).to(tl.float32)
-    held = tl.load(held_p + wide * held_step + column[None, :], inside, 0.0).to(tl.float32)
-    at = wide * columns + column[None, :]
+    inside = (own < rows_per_sample)[:, None] & (column < columns)[None, :]
+    row = (sample.to(tl.int64) * rows_per_sample + own)[:, None]
+    g = tl.load(g_p + row * g_step + column[None, :], inside, 0.0).to(tl.float32)
+    held = tl.load(held_p + row * held_step + column[None, :], inside, 0.0).to(tl.float32)
+    at = row * columns + column[None, :]
     m = tl.load(m_p + at, inside, 0.0).to(tl.float32)
     direct = g * _quotient_of(held, m, share)
     through = tl.where(held < 0, -share, share) * direct
@@ -62,8 +62,8 @@ def _shared_out(
     tl.store(through_p + at, through, inside)
     if books:
         bias = tl.load(bias_p + column, column < columns, 0.0).to(tl.float32)[None, :]
-        kept = tl.sum(bias * direct + tl.abs(bias) * through, 1).to(tl.float64)
-        tl.atomic_add(total_p + row // rows_per_sample, kept * scale, row < rows)
+        kept = tl.sum(bias * direct + tl.abs(bias) * through)
+        tl.atomic_add(total_p + sample, kept.to(tl.float64) * scale)
 
 
 @triton.jit
@@ -76,11 +76,11 @@ def _size_and_sign(x_p, size_p, sign_p, count, block: tl.constexpr):
 
 
 @triton.jit
-def _with_sign(g_p, x_p, count, block: tl.constexpr):
+def _with_sign(g_p, x_p, out_p, count, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     x, g = tl.load(x_p + at, inside, 0), tl.load(g_p + at, inside, 0.0)
-    tl.store(g_p + at, tl.where(x > 0, g, tl.where(x < 0, -g, 0.0)), inside)
+    tl.store(out_p + at, tl.where(x > 0, g, tl.where(x < 0, -g, 0.0)), inside)
 
 
 @triton.jit
@@ -112,21 +112,23 @@ def _normalised_back(
 
 @triton.jit
 def _add_shares(
-    g_p, c_p, total_p, g_step, rows, columns, rows_per_sample, period, scale,
-    by_row: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    g_p, c_p, total_p, g_step, rows_per_sample, columns, period, scale,
+    by_row: tl.constexpr, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * height + tl.arange(0, height)
-    kept = tl.zeros([height], tl.float32)
-    for begin in range(0, columns, width):
-        column = begin + tl.arange(0, width)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        g = tl.load(g_p + row.to(tl.int64)[:, None] * g_step + column[None, :], inside, 0.0).to(tl.float32)
-        if not by_row:
-            g *= tl.load(c_p + column, column < columns, 0.0).to(tl.float32)[None, :]
-        kept += tl.sum(g, 1)
-    if by_row:
-        kept *= tl.load(c_p + row % period, row < rows, 0.0).to(tl.float32)
-    tl.atomic_add(total_p + row // rows_per_sample, kept.to(tl.float64) * scale, row < rows)
+    sample = tl.program_id(2)
+    column = tl.program_id(1) * width + tl.arange(0, width)
+    kept = tl.zeros([height, width], tl.float32)
+    for step in range(steps):
+        own = (tl.program_id(0) * steps + step) * height + tl.arange(0, height)
+        inside = (own < rows_per_sample)[:, None] & (column < columns)[None, :]
+        row = sample.to(tl.int64) * rows_per_sample + own
+        g = tl.load(g_p + row[:, None] * g_step + column[None, :], inside, 0.0).to(tl.float32)
+        if by_row:
+            g *= tl.load(c_p + row % period, own < rows_per_sample, 0.0).to(tl.float32)[:, None]
+        kept += g
+    if not by_row:
+        kept *= tl.load(c_p + column, column < columns, 0.0).to(tl.float32)[None, :]
+    tl.atomic_add(total_p + sample, tl.sum(kept).to(tl.float64) * scale)
 
 
 def takes(*operands: Tensor) -> bool:
@@ -157,18 +159,20 @@ def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
 def shared_out(
     g: Tensor, held: Tensor, m: Tensor, share: float, bias: Tensor | None, total: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """See `kernels.shared_out`: of matrices whose rows may be parts of longer ones; what a bias keeps of it is added to the totals of samples."""
+    """See `kernels.shared_out`: of matrices whose rows may be parts of longer ones; what a bias keeps is added to the totals of samples.
+
+    The first result takes the place of ``m``.
+    """
     rows, columns = m.shape
-    direct, through = torch.empty_like(m), torch.empty_like(m)
-    width = min(256, triton.next_power_of_2(columns))
-    height = 1024 // width
+    through, samples = torch.empty_like(m), 1 if total is None else len(total)
+    width, height = _tile(columns)
     books = bias is not None and total is not None
-    grid = (triton.cdiv(rows, height), triton.cdiv(columns, width))
+    grid = (triton.cdiv(rows // samples, height), triton.cdiv(columns, width), samples)
     _shared_out[grid](
-        g, held, m, direct, through, bias if books else m, total if books else m, g.stride(0), held.stride(0),
-        rows, columns, rows // len(total) if total is not None else rows, share, scale, books, height, width,
+        g, held, m, m, through, bias if books else m, total if books else m, g.stride(0), held.stride(0),
+        rows // samples, columns, share, scale, books, height, width,
     )  # fmt: skip
-    return direct, through
+    return m, through
 
 
 def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,10 +182,11 @@ def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
     return size, sign
 
 
-def with_sign(g: Tensor, x: Tensor) -> Tensor:
+def with_sign(g: Tensor, x: Tensor, own: bool) -> Tensor:
     """See `kernels.with_sign`."""
-    _with_sign[_grid(g)](g, x, g.numel(), _BLOCK)
-    return g
+    out = g if own else torch.empty_like(g)
+    _with_sign[_grid(g)](g, x, out, g.numel(), _BLOCK)
+    return out
 
 
 def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
@@ -208,11 +213,17 @@ def add_shares(total: Tensor, c: Tensor, g: Tensor, by_row: bool, scale: float) 
     ``g`` is a matrix, the rows of which belong to the samples in turn. ``c`` has a value for each column, or (``by_row``) one for each row, again and again.
     """
     rows, columns = g.shape
+    width, height = _tile(columns)
+    rows //= len(total)
+    steps = min(8, triton.next_power_of_2(triton.cdiv(rows, height)))
+    grid = (triton.cdiv(rows, height * steps), triton.cdiv(columns, width), len(total))
+    _add_shares[grid](g, c, total, g.stride(0), rows, columns, len(c), scale, by_row, steps, height, width)
+
+
+def _tile(columns: int) -> tuple[int, int]:
+    """Width and height of what a program takes of a matrix at once."""
     width = min(256, triton.next_power_of_2(columns))
-    height = max(1, 1024 // width)
-    _add_shares[(triton.cdiv(rows, height),)](
-        g, c, total, g.stride(0), rows, columns, rows // len(total), len(c), scale, by_row, height, width
-    )
+    return width, 2048 // width
 
 
 def _grid(t: Tensor) -> tuple[int]:

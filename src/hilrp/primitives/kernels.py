@@ -62,11 +62,12 @@ def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.abs(), x.sign().to(torch.int8)
 
 
-def with_sign(g: Tensor, x: Tensor) -> Tensor:
-    """``g sign(x)``, in the memory of ``g``; ``x`` may be its sign."""
-    if g.is_contiguous() and x.is_contiguous() and (fused := _fused(g)) is not None:
-        return fused.with_sign(g, x)
-    return g.mul_(x if x.dtype == torch.int8 else x.sign())
+def with_sign(g: Tensor, x: Tensor, own: bool = False) -> Tensor:
+    """``g sign(x)``, in the memory of ``g`` if that is one's ``own``; ``x`` may be its sign."""
+    if g.stride() == x.stride() and (fused := _fused(g)) is not None:
+        return fused.with_sign(g, x, own)
+    sign = x if x.dtype == torch.int8 else x.sign()
+    return g.mul_(sign) if own else g * sign
 
 
 def slope(y: Tensor, a: Tensor) -> Tensor:

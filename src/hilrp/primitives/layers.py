@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from hilrp.primitives import kernels
 from hilrp.primitives.call import Account, Call
+from hilrp.primitives.functions import Signs
 from hilrp.tree import tensors
 
 
@@ -77,23 +78,35 @@ def apply(call: Call, share: float = 0.0) -> Tensor:
     """A layer under the gamma rule, of which ``share`` is the weight of the second product; zero is the epsilon rule."""
     x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
     y = call.value()
-    return _Layer.apply(x, y, weight, bias, share, call.account(y, "bias"))
+    # What isn't wider than its input keeps less if its second product runs now: a quotient for each output and a sign for each input.
+    waits = weight.shape[0] > weight.shape[1]
+    signs = Signs.known(x) if share and not waits and x.dtype == y.dtype else None
+    return _Layer.apply(x, y, weight, bias, share, call.account(y, "bias"), waits, signs)
 
 
 class _Layer(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, share: float, book: Account
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        share: float,
+        book: Account,
+        waits: bool,
+        signs: Signs | None,
     ) -> Tensor:
-        ctx.demand, ctx.share, ctx.book = Demand(y.shape[-1]), share, book
+        ctx.demand, ctx.share, ctx.book, ctx.waits = Demand(y.shape[-1]), share, book, waits
         ctx.dtype, ctx.shape = x.dtype, x.shape
-        # What is narrower than its input keeps less if its second product runs now: a quotient for each output and a sign for each input.
-        ctx.waits = weight.shape[0] >= weight.shape[1]
+        ctx.keeps_output = share and waits
         kept: tuple[Tensor, ...] = ()
-        if share and ctx.waits:
+        if share and waits:
             kept = (x.to(y.dtype), y)
         elif share:
-            size, sign = kernels.size_and_sign(x.to(y.dtype))
+            x = x.to(y.dtype)
+            size, sign = kernels.size_and_sign(x) if signs is None else (x.abs(), signs.kept)
+            ctx.f = None if signs is None else signs.f
             kept = (sign, kernels.quotient(y, F.linear(size, *_sizes(weight, bias, y.dtype)), share))
         ctx.save_for_backward(weight, bias, *kept)
         return y.detach()
@@ -108,7 +121,7 @@ class _Layer(Function):
         if not ctx.share:
             if bias is not None:
                 ctx.book(bias, g)
-            return (g @ weight).to(ctx.dtype), None, None, None, None, None
+            return (g @ weight).to(ctx.dtype), *[None] * 7
         sizes = _sizes(weight, bias, g.dtype)
         if ctx.waits:
             sign, y = kept
@@ -116,13 +129,13 @@ class _Layer(Function):
             direct, through = kernels.shared_out(g, y[..., first:last], m, ctx.share, bias, ctx.book)
             del m
         else:
-            sign, quotient = kept
+            sign, quotient = Signs(kept[0], ctx.f).read(), kept[1]
             direct, through = kernels.shares_of(g, quotient[..., first:last], ctx.share)
             if bias is not None:
                 ctx.book(bias, direct)
                 ctx.book(sizes[1], through)
-        back = kernels.with_sign(through.flatten(0, -2) @ sizes[0], sign.reshape(-1, sign.shape[-1]))
-        return back.addmm_(direct.flatten(0, -2), weight).view(ctx.shape).to(ctx.dtype), None, None, None, None, None
+        back = kernels.with_sign(through.flatten(0, -2) @ sizes[0], sign.reshape(-1, sign.shape[-1]), own=True)
+        return back.addmm_(direct.flatten(0, -2), weight).view(ctx.shape).to(ctx.dtype), *[None] * 7
 
 
 def _sizes(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
