@@ -103,10 +103,10 @@ def test_bad_files_do_not_keep_the_others(folder, tmp_path):
 def test_an_image_that_can_not_be_explained_does_not_keep_its_batch(folder, tmp_path, monkeypatch):
     real = hilrp.Explainer.explain
 
-    def picky(self, x, target=None):
+    def picky(self, x, target=None, batch=None):
         if bool((x[:, :, 0, 0] == torch.tensor(marked)).all(1).any()):
             raise hilrp.ModelError("this one not")
-        return real(self, x, target)
+        return real(self, x, target, batch)
 
     marked = hilrp.load("zoo/resnet").preprocess(Image.open(folder / "1.png"))[:, 0, 0].tolist()
     monkeypatch.setattr(hilrp.Explainer, "explain", picky)
@@ -117,11 +117,28 @@ def test_an_image_that_can_not_be_explained_does_not_keep_its_batch(folder, tmp_
     assert [f for f in files(tmp_path / "out") if f.endswith("json")] == ["0.json", "more/2.json"]
 
 
+@pytest.mark.parametrize("target", ["prediction", "top3", "view"])
+def test_memory_that_does_not_suffice(target, folder, tmp_path, monkeypatch):
+    real, sizes = hilrp.Explainer._at_once, []
+
+    def short(self, question, reference):
+        sizes.append(question.batch)
+        if question.batch > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(self, question, reference)
+
+    monkeypatch.setattr(hilrp.Explainer, "_at_once", short)
+    result = invoke("explain", folder, "--model", "zoo/resnet", "--target", target, "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "3 of 3 explained." in result.output
+    assert max(sizes) > 2
+
+
 def test_a_run_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
     out, explained = tmp_path / "out", []
     real = hilrp.Explainer.explain
     monkeypatch.setattr(
-        hilrp.Explainer, "explain", lambda self, x, t=None: explained.append(len(x)) or real(self, x, t)
+        hilrp.Explainer, "explain", lambda self, x, t=None, batch=None: explained.append(len(x)) or real(self, x, t)
     )
     options = ["--model", "zoo/resnet", "-o", out]
     assert invoke("explain", folder / "0.png", *options).exit_code == 0

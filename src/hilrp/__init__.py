@@ -6,7 +6,16 @@ explanation.map, explanation.ledger.table()
 
 from hilrp import targets
 from hilrp.audit import AuditReport, audit
-from hilrp.errors import AuditError, AuditWarning, BooksError, HilrpError, InputError, ModelError, TargetError
+from hilrp.errors import (
+    AuditError,
+    AuditWarning,
+    BooksError,
+    HilrpError,
+    InputError,
+    ModelError,
+    TargetError,
+    TooLargeError,
+)
 from hilrp.explainer import Explainer, explain
 from hilrp.explanation import Explanation
 from hilrp.ledger import Ledger
@@ -33,6 +42,7 @@ __all__ = [
     "ModelError",
     "Rules",
     "TargetError",
+    "TooLargeError",
     "Verdict",
     "audit",
     "explain",

@@ -95,16 +95,15 @@ def families(count: int = MEASURED) -> Iterator[Family]:
         loaded = load(f"zoo/{name}")
         explainer = Explainer(loaded.model)
         explained = _explain(loaded, explainer, first)
-        parts = [_explain(loaded, explainer, more[i : i + _BATCH]) for i in range(0, len(more), _BATCH)]
-        maps, masks = torch.cat([part.map for part in parts]), masks_of(more)
-        ledgers = [explained.ledger, *(part.ledger for part in parts)]
+        rest, masks = _explain(loaded, explainer, more), masks_of(more)
+        ledgers = [explained.ledger, rest.ledger]
         yield Family(
             loaded=loaded,
             title=architecture.title,
             card=zoo.card(name),
             shown=explained,
-            hits=(pointing(maps, masks) == 1).tolist(),
-            inside=energy(maps, masks).tolist(),
+            hits=(pointing(rest.map, masks) == 1).tolist(),
+            inside=energy(rest.map, masks).tolist(),
             share=[share for ledger in ledgers for share in ledger.share.tolist()],
             residual=[residual for ledger in ledgers for residual in ledger.residual.tolist()],
         )
@@ -112,7 +111,7 @@ def families(count: int = MEASURED) -> Iterator[Family]:
 
 def _explain(loaded: Loaded, explainer: Explainer, questions: list[Question]) -> Explanation:
     x = loaded.batch([Image.fromarray(question.scene.image) for question in questions])
-    return explainer.explain(x, [question.label for question in questions])
+    return explainer.explain(x, [question.label for question in questions], _BATCH)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ class ModelError(HilrpError, RuntimeError):
     """The model can't be explained in its present state, or raised by itself."""
 
 
+class TooLargeError(HilrpError, MemoryError):
+    """Memory doesn't suffice, not even for one sample at a time."""
+
+
 class AuditError(HilrpError, RuntimeError):
     """An operation on the relevance path has no rule, or hid from the engine."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hilrp.batches import Batch, in_batches
 from hilrp.capture import Recorder
 from hilrp.checks import check_input, check_model, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
@@ -35,6 +36,7 @@ def explain(
     audit: Audit = "strict",
     stages: str | Sequence[str] | None = "auto",
     itemised: bool = False,
+    batch: Batch = None,
 ) -> Explanation:
     """Decomposes a model's prediction over its input.
 
@@ -52,6 +54,8 @@ def explain(
         stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several streams (the branches of
             CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
         itemised: Keep the books per operation, not only in total. Slower.
+        batch: How many samples are explained at once: ``None`` for all, a number, or ``"auto"`` for as many as fit into memory (where they don't, half as many, and so on). The
+            result is the same; functions of the user's (a target, a reference) are given each part in turn.
 
     Example:
         >>> import torch, hilrp
@@ -60,13 +64,13 @@ def explain(
         >>> explanation.map.shape, bool(explanation.ledger.residual < 1e-4)
         (torch.Size([1, 8, 8]), True)
     """
-    return Explainer(model, rules, reference, audit, stages, itemised).explain(x, target)
+    return Explainer(model, rules, reference, audit, stages, itemised).explain(x, target, batch)
 
 
 class Explainer:
     """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
 
-    An explainer keeps nothing between calls but how many layers and classes the model has, and may be used from several threads.
+    An explainer keeps nothing between calls but how many layers and classes the model has and which batch fitted into memory, and may be used from several threads.
 
     With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes, types) come for the second time, and replayed
     from then on: at small batches a GPU else waits for Python. Values of weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens
@@ -110,19 +114,24 @@ class Explainer:
         self._layers: int | None = None
         self._classes: int | None = None
         self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
+        self._fitted: dict[Hashable, int] = {}
 
-    def attribute(self, x: Any, target: Target = None) -> Any:
+    def attribute(self, x: Any, target: Target = None, batch: Batch = None) -> Any:
         """The relevance alone, in the form of the input: captum's contract."""
-        return self.explain(x, target).relevance
+        return self.explain(x, target, batch).relevance
 
-    def explain(self, x: Any, target: Target = None) -> Explanation:
-        """Explains a batch. See `explain`."""
-        batch = check_input(x)
+    def explain(self, x: Any, target: Target = None, batch: Batch = None) -> Explanation:
+        """Explains samples, all at once or in batches. See `explain`."""
+        question = Question(self.model, x, target, check_input(x))
         check_model(self.model)
-        target = settled(target, x, Question(self.model, x, target, batch).output)
-        if self.reference is None:
+        return in_batches(self._at_once, question, self.reference, batch, self._fitted)
+
+    def _at_once(self, question: Question, reference: Reference | None) -> Explanation:
+        x, batch = question.x, question.batch
+        target = settled(question.target, x, question.output)
+        if reference is None:
             return self._explain(x, target, batch, None)
-        references = self.reference(Question(self.model, x, target, batch))
+        references = reference(replace(question, target=target))
         if not references:
             raise InputError("reference is an empty list: give at least one reference.")
         found = [self._explain(x, target, batch, each) for each in references]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from hilrp.errors import InputError
 from hilrp.files import write_whole
 from hilrp.ledger import Ledger
 from hilrp.rules import Rules
-from hilrp.tree import jsonable, map_tensors, tensors
+from hilrp.tree import concatenated, jsonable, map_tensors, tensors
 from hilrp.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
@@ -224,3 +225,39 @@ def mean_of(explanations: Sequence[Explanation]) -> Explanation:
     means = {name: mean([getattr(each, name) for each in explanations]) for name in parts}
     notes = {note: count for each in explanations for note, count in each.notes.items()}
     return replace(explanations[0], **means, ledger=Ledger.mean([each.ledger for each in explanations]), notes=notes)
+
+
+def joined(explanations: Sequence[Explanation], x: Any) -> Explanation:
+    """The explanations of the parts of an input ``x``, in order, as one of the whole."""
+    sizes = [len(each) for each in explanations]
+
+    def every(name: str) -> list[Any]:
+        return [getattr(each, name) for each in explanations]
+
+    def cat(parts: list[Any]) -> Any:
+        return None if parts[0] is None else torch.cat(parts)
+
+    def like_input(trees: list[Any]) -> Any:
+        # Which of its tensors are held fixed can be told of the whole input alone: a part may have their length.
+        columns = zip(tensors(x), *map(tensors, trees), strict=True) if trees[0] is not None else ()
+        whole = {id(first): torch.cat([first, *rest]) for t, first, *rest in columns if t.shape[:1] == (sum(sizes),)}
+        return map_tensors(lambda t: whole.get(id(t), t), trees[0])
+
+    def by_name(parts: list[dict[str, Tensor]]) -> Any:
+        known = {name: value for part in parts for name, value in part.items()}
+        # A stage that no relevance reaches in some part has none there.
+        none = [{name: t.new_zeros(size, *t.shape[1:]) for name, t in known.items()} for size in sizes]
+        filled = [zeros | part for zeros, part in zip(none, parts, strict=True)]
+        return {name: torch.cat([part[name] for part in filled]) for name in known}
+
+    return replace(
+        explanations[0],
+        **{name: like_input(every(name)) for name in ("relevance", "reference")},
+        **{name: cat(every(name)) for name in ("score", "target", "against")},
+        **{name: by_name(every(name)) for name in ("stages", "trace")},
+        input=map_tensors(Tensor.detach, x),
+        output=concatenated(every("output"), sizes),
+        ledger=Ledger.joined(every("ledger")),
+        tolerance=max(every("tolerance")),
+        notes=dict(sum(map(Counter, every("notes")), Counter())),
+    )

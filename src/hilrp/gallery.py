@@ -19,6 +19,7 @@ from hilrp.explainer import Explainer
 from hilrp.explanation import Explanation
 from hilrp.images import Source, read
 from hilrp.libraries.loaded import Loaded
+from hilrp.memory import free
 from hilrp.names import ZOO
 from hilrp.targets import Contrast, logits_of
 from hilrp.targets.classes import no_classifier
@@ -60,7 +61,7 @@ class Gallery:
         explainer: What explains it.
         wanted: What is explained.
         folder: Where the results go.
-        batch: How many explanations are made at once.
+        batch: How many explanations are made at once; fewer where memory doesn't suffice.
         all_stages: Draw the maps of all stages.
         fresh: Don't use the results of earlier runs.
         reference: What relevance is relative to, in the words of whoever asked.
@@ -149,11 +150,15 @@ class Gallery:
         try:
             if len({item.x.shape for item in items}) > 1:
                 raise InputError("pictures of several sizes can't be explained at once")
-            found = self._found(torch.stack([item.x for item in items]))
+            found, failed = self._found(torch.stack([item.x for item in items])), None
         except Exception as error:  # a model of the user's may raise anything
-            if len(items) == 1:
-                yield Outcome(items[0].source, error=_said(error))
-                return
+            found, failed = None, _said(error)
+        # Not where the error is handled, which holds all that the failed attempt held.
+        if found is None and len(items) == 1:
+            yield Outcome(items[0].source, error=failed)
+            return
+        if found is None:
+            free()
             for half in (items[: len(items) // 2], items[len(items) // 2 :]):
                 yield from self._explain(half)
             return
@@ -168,7 +173,7 @@ class Gallery:
         device = next((p.device for p in self.loaded.model.parameters()), x.device)
         wanted, x = self.wanted, x.to(device)
         if wanted.target is not None:
-            return self.explainer.explain(x, wanted.target)
+            return self.explainer.explain(x, wanted.target, batch="auto")
         if wanted.label is not None:
             target: Any = torch.full((len(x),), wanted.label, device=device)
         elif wanted.strongest == 1 and wanted.against is None:
@@ -191,7 +196,7 @@ class Gallery:
             if len(same):
                 raise InputError(f"target {wanted.text}: the two are the same class here.")
             target = Contrast(target, wanted.against)
-        return self.explainer.explain(x, target)
+        return self.explainer.explain(x, target, batch="auto")
 
     def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
         names = [] if found.target is None else [self.loaded.named(int(c)) for c in found.target]

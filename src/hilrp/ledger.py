@@ -222,11 +222,12 @@ class Ledger:
 
     @staticmethod
     def _together(ledgers: list[Ledger], join: Callable[[list[Tensor]], Tensor]) -> Ledger:
-        none = torch.zeros_like(ledgers[0].score)
+        nothing = [torch.zeros_like(each.score) for each in ledgers]
 
         def by_name(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
             names = dict.fromkeys(name for part in parts for name in part)
-            return {name: join([part.get(name, none) for part in parts]) for name in names}
+            pairs = list(zip(parts, nothing, strict=True))
+            return {name: join([part.get(name, none) for part, none in pairs]) for name in names}
 
         return Ledger(
             score=join([each.score for each in ledgers]),

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from hilrp.memory import in_parts
 from hilrp.questions import Question, is_image, normalisation
 from hilrp.targets import Contrast, logits_of, score_of
 from hilrp.tree import tensors
@@ -87,7 +88,9 @@ class Neutral:
             best, value = torch.where(better[:, None], middle, best), torch.where(better, got, value)
             high = torch.where((got > 0)[:, None], middle, high)
             low = torch.where((got <= 0)[:, None], middle, low)
-            if bool((settled | (value.abs() <= self.small * score.abs())).all()):
+            # Each sample stops for itself: its reference must not depend on what else is in the batch.
+            settled = settled | (value.abs() <= self.small * score.abs())
+            if bool(settled.all()):
                 break
         return best
 
@@ -135,10 +138,12 @@ class Neutral:
         key = (tuple(image.shape[1:]), image.dtype, image.device, check, tuple(colours.flatten().tolist()))
         kept = self._outputs.get(model, {})
         if key not in kept:
+
+            def run(part: slice) -> Tensor:
+                plain = colours[part].to(image)[:, :, None, None].expand(-1, *image.shape[1:])
+                return logits_of(model(plain.contiguous()))
+
             with torch.no_grad():
-                parts = [
-                    logits_of(model(part.to(image)[:, :, None, None].expand(-1, *image.shape[1:]).contiguous()))
-                    for part in colours.split(_BATCH)
-                ]
+                parts, _ = in_parts(run, len(colours), _BATCH)
             kept = self._outputs[model] = {key: torch.cat(parts)}
         return kept[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -54,6 +54,48 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if is_dataclass(tree) and not isinstance(tree, type):
         return replace(tree, **{f.name: map_tensors(function, getattr(tree, f.name)) for f in fields(tree) if f.init})
     return tree
+
+
+def concatenated(trees: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """A model's outputs for batches of these sizes as its output for all of them.
+
+    Tensors whose first axis is that of the samples are put together; where other axes differ (as many objects as were found), the shorter are filled up with
+    zeros, and whole numbers with -1. So are lists with one item for each sample. What is the same for all samples is taken from the first.
+
+    Example:
+        >>> concatenated([{"logits": torch.ones(2, 3), "scale": 2}, {"logits": torch.zeros(1, 3), "scale": 2}], [2, 1])["logits"].shape
+        torch.Size([3, 3])
+    """
+    first = trees[0]
+    pairs = list(zip(trees, sizes, strict=True))
+    if isinstance(first, torch.Tensor):
+        of_samples = first.ndim and all(t.ndim == first.ndim and len(t) == size for t, size in pairs)
+        return _cat(trees) if of_samples else first
+    if isinstance(first, (tuple, list)):
+        if all(len(t) == n for t, n in pairs) and any(part.shape[:1] != (n,) for t, n in pairs for part in tensors(t)):
+            return type(first)(item for tree in trees for item in tree)
+        items = [concatenated(column, sizes) for column in zip(*trees, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    if isinstance(first, Mapping):
+        mapped = {key: concatenated([tree[key] for tree in trees], sizes) for key in first}
+        return type(first)(**mapped) if is_dataclass(first) else mapped
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [f.name for f in fields(first) if f.init]
+        return replace(first, **{n: concatenated([getattr(tree, n) for tree in trees], sizes) for n in names})
+    return first
+
+
+def _cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    widest = [max(lengths) for lengths in zip(*(part.shape[1:] for part in parts), strict=True)]
+    filled = []
+    for part in parts:
+        if list(part.shape[1:]) != widest:
+            whole = not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool)
+            room = part.new_full((len(part), *widest), -1 if whole else 0)
+            room[tuple(slice(n) for n in part.shape)] = part
+            part = room
+        filled.append(part)
+    return torch.cat(filled)
 
 
 def jsonable(tree: Any) -> Any:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from hilrp.memory import in_parts
 from hilrp.targets import logits_of
 
 
@@ -23,12 +24,12 @@ def with_graph(device: torch.device) -> int:
 
 def scores(model: nn.Module, pictures: Tensor, target: Tensor, fast: bool = True) -> Tensor:
     """The logits of the classes ``target``, one for each picture, without a graph; fast ones in `TensorFloat-32`, where a GPU has it."""
-    size = without_graph(pictures.device)
+
+    def run(part: slice) -> Tensor:
+        return logits_of(model(pictures[part])).gather(1, target[part, None])[:, 0]
+
     with torch.no_grad(), _fast() if fast else nullcontext():
-        parts = [
-            logits_of(model(p)).gather(1, t[:, None])[:, 0]
-            for p, t in zip(pictures.split(size), target.split(size), strict=True)
-        ]
+        parts, _ = in_parts(run, len(pictures), without_graph(pictures.device))
     return torch.cat(parts)
 
 

@@ -25,6 +25,7 @@ from hilrp.errors import InputError
 from hilrp.explainer import Explainer
 from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
+from hilrp.memory import in_parts
 from hilrp.scenes import Mask
 from hilrp.targets import Views
 from hilrp.texts import ImageTower
@@ -148,16 +149,19 @@ def _objects(sample: Sample) -> Mask:
 def study(pictures: Seen, name: str, methods: tuple[str, ...] = tuple(METHODS)) -> Iterator[Found]:
     """The maps of each method on one model, and where they lie."""
     for method in methods:
-        size = max(1, with_graph(pictures.x.device) // 4)
         try:
-            parts = [
-                METHODS[method][1](pictures.loaded.model, part).detach().float() for part in pictures.x.split(size)
-            ]
+            maps = _maps(METHODS[method][1], pictures)
         except Undefined as error:
             yield Found(name, method, None, {}, str(error))
             continue
-        maps = torch.cat(parts)
         yield Found(name, method, maps, _figures(maps, pictures.masks))
+
+
+def _maps(function: Callable[[nn.Module, Tensor], Tensor], pictures: Seen) -> Tensor:
+    def run(part: slice) -> Tensor:
+        return function(pictures.loaded.model, pictures.x[part]).detach().float()
+
+    return torch.cat(in_parts(run, len(pictures.x), max(1, with_graph(pictures.x.device) // 4))[0])
 
 
 def _figures(maps: Tensor, masks: Tensor) -> dict[str, list[float]]:

@@ -71,7 +71,7 @@ def explain(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the results. Default: out/explain/MODEL.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Explanations at once.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Explanations at once; fewer where memory doesn't suffice.")] = 8,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     fresh: Annotated[bool, typer.Option("--fresh", help="Do again what an earlier run has done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON instead of a table.")] = False,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hilrp.bench.batches import with_graph
 from hilrp.errors import HilrpError
+from hilrp.memory import in_parts
 
 #: From a model in evaluation mode, inputs ``[B,3,H,W]`` and a class for each, ``[B]``, to maps ``[B,H,W]``; perhaps with options.
 Function = Callable[..., Tensor]
@@ -44,6 +45,9 @@ class Method:
 
     def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
         """The maps ``[B,H,W]`` of the classes ``target`` of the inputs ``x``; raises `Undefined` where it has no meaning."""
-        size = with_graph(x.device) // 2
-        parts = zip(x.split(size), target.split(size), strict=True)
-        return torch.cat([self.function(model, a, b, **dict(self.options)).detach() for a, b in parts])
+
+        def run(part: slice) -> Tensor:
+            return self.function(model, x[part], target[part], **dict(self.options)).detach()
+
+        maps, _ = in_parts(run, len(x), with_graph(x.device) // 2)
+        return torch.cat(maps)
