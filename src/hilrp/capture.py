@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hilrp.memory import shortage
 from hilrp.tree import map_tensors, tensors
 
 _Result = TypeVar("_Result")
@@ -114,9 +115,9 @@ class Recorder(Generic[_Result]):
             self._pool = torch.cuda.graph_pool_handle()
         try:
             self._recordings[key] = _Recording(inputs, step, self._model, self._pool)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
+            if shortage(error):
+                raise
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
             return None
         while len(self._recordings) > _KEPT:

@@ -168,7 +168,8 @@ class Signs(NamedTuple):
         if getattr(node, "keeps_output", False):
             return cls(x.detach())
         activation = getattr(node, "activation", None)
-        if x._base is None and activation is not None:
+        # A processor would take longer to compute it again than to keep it.
+        if x._base is None and activation is not None and x.is_cuda:
             return cls(node.saved_tensors[0].detach(), activation)  # type: ignore[union-attr]
         return None
 

@@ -19,7 +19,7 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @triton.jit
 def _quotient_of(held, m, share):
-    d = held + tl.where(held < 0, -share * m, share * m)
+    d = tl.abs(held) + share * m
     return tl.where(d == 0, 0.0, held / d)
 
 
@@ -28,8 +28,7 @@ def _quotient(held_p, m_p, out_p, share, count, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     held = tl.load(held_p + at, inside, 0.0).to(tl.float32)
-    ratio = _quotient_of(held, tl.load(m_p + at, inside, 0.0).to(tl.float32), share)
-    tl.store(out_p + at, tl.where(held < 0, -ratio, ratio), inside)
+    tl.store(out_p + at, _quotient_of(held, tl.load(m_p + at, inside, 0.0).to(tl.float32), share), inside)
 
 
 @triton.jit
@@ -56,8 +55,8 @@ def _shared_out(
     held = tl.load(held_p + row * held_step + column[None, :], inside, 0.0).to(tl.float32)
     at = row * columns + column[None, :]
     m = tl.load(m_p + at, inside, 0.0).to(tl.float32)
-    direct = g * _quotient_of(held, m, share)
-    through = tl.where(held < 0, -share, share) * direct
+    ratio = _quotient_of(held, m, share)
+    direct, through = g * tl.abs(ratio), g * ratio * share
     tl.store(direct_p + at, direct, inside)
     tl.store(through_p + at, through, inside)
     if books:

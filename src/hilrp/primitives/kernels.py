@@ -18,16 +18,12 @@ if TYPE_CHECKING:
 
 
 def quotient(held: Tensor, m: Tensor, share: float) -> Tensor:
-    """``held / (held + sign(held) share m)`` for ``m >= |held|``, with the sign of ``held``; zero where both are.
-
-    The quotient itself is never negative, so that its sign can hold another.
-    """
+    """``held / (|held| + share m)``: with the sign of ``held``, what of it is left in ``held + sign(held) share m``; zero where both are."""
     if (fused := _fused(held, m)) is not None:
         return fused.quotient(held, m, share)
     # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
-    ratio = torch.copysign(m, held).mul_(share).add_(held)
-    torch.div(held, ratio, out=ratio).nan_to_num_(0.0, 0.0, 0.0)
-    return ratio.copysign_(held)
+    d = held.abs().add_(m, alpha=share)
+    return torch.div(held, d, out=d).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
