@@ -1,8 +1,8 @@
-"""How many pictures go through a model at once: what a processor's memory holds, and what keeps a GPU busy."""
+"""How many pictures go through a model at once: what a processor's caches hold, and what keeps a GPU busy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -14,7 +14,7 @@ from hilrp.targets import logits_of
 
 def without_graph(device: torch.device) -> int:
     """Pictures at once where nothing is kept for a backward pass."""
-    return 512 if device.type == "cuda" else 128
+    return 512 if device.type == "cuda" else 16
 
 
 def with_graph(device: torch.device) -> int:
@@ -28,9 +28,31 @@ def scores(model: nn.Module, pictures: Tensor, target: Tensor, fast: bool = True
     def run(part: slice) -> Tensor:
         return logits_of(model(pictures[part])).gather(1, target[part, None])[:, 0]
 
+    # Not in inference mode: models that keep attention biases would keep ones that no later gradient may use.
     with torch.no_grad(), _fast() if fast else nullcontext():
         parts, _ = in_parts(run, len(pictures), without_graph(pictures.device))
     return torch.cat(parts)
+
+
+def scores_of_changed(
+    model: nn.Module, x: Tensor, target: Tensor, each: int, change: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The scores of so many changed pictures of each image, ``[B,each]``: made where the images are, a full batch at a time.
+
+    Args:
+        model: The model.
+        x: Images.
+        target: Their classes.
+        each: How many pictures are made of an image.
+        change: From the numbers of images, ``[n]``, and of pictures of them, ``[n]``, to these pictures.
+    """
+    if not each:
+        return x.new_zeros(len(x), 0)
+    found = []
+    for part in torch.arange(len(x) * each, device=x.device).split(without_graph(x.device)):
+        image = part // each
+        found.append(scores(model, change(image, part % each), target[image]))
+    return torch.cat(found).unflatten(0, (len(x), each))
 
 
 @contextmanager

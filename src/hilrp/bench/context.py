@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hilrp.bench.batches import scores
 from hilrp.bench.data import Inputs
@@ -51,12 +51,21 @@ class Effort:
 
 @dataclass(eq=False)
 class Context:
-    """A model with the inputs of the benchmark."""
+    """A model with the inputs of the benchmark.
+
+    Attributes:
+        loaded: The model.
+        inputs: The inputs.
+        effort: What is spent.
+        folder: Where what is computed once is kept.
+        randomised: Copies with shuffled parameters, by what is shuffled; made once for all methods.
+    """
 
     loaded: Loaded
     inputs: Inputs
     effort: Effort
     folder: Path
+    randomised: dict[str, nn.Module] = field(default_factory=dict)
     _kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _segments: dict[int, Tensor] = field(default_factory=dict)
 
@@ -123,14 +132,11 @@ class Context:
 
         def make() -> dict[str, np.ndarray]:
             count, model = min(self.effort.shapley_images, len(x)), self.loaded.model
-            return {
-                str(i): shapley_values(
-                    model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i
-                )
-                .cpu()
-                .numpy()
+            found = [
+                shapley_values(model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i)
                 for i in range(count)
-            }
+            ]
+            return {str(i): values.cpu().numpy() for i, values in enumerate(found)}
 
         kept = self._keep("shapley", make)
         return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(len(kept))]

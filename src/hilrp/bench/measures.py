@@ -136,35 +136,40 @@ def _sanity(context: Context, method: Method, maps: Tensor) -> Figures:
         "cascading: all": "all",
         "independent: one layer": "one",
     }
-    return {
-        f"sanity, {name}": spearman(before, method(randomised(context.loaded.model, part), x, labels).flatten(1)).abs()
-        for name, part in changes.items()
-    }
+    figures = {}
+    for name, part in changes.items():
+        if part not in context.randomised:
+            context.randomised[part] = randomised(context.loaded.model, part)
+        after = method(context.randomised[part], x, labels).flatten(1)
+        figures[f"sanity, {name}"] = spearman(before, after).abs()
+    return figures
 
 
 def randomised(model: nn.Module, part: str, seed: int = 0) -> nn.Module:
-    """A copy with shuffled parameters, which keep their distribution.
+    """A copy with shuffled parameters, which keep their distribution; the others are those of the model itself.
 
-    ``part`` says of what: of the classifier (``"head"``), of that and the upper half of the layers (``"half"``), of everything
-    (``"all"``), or of the layer in the middle alone (``"one"``).
+    ``part`` says what is shuffled: the classifier (``"head"``), that and the upper half of the layers (``"half"``), everything
+    (``"all"``), or the layer in the middle alone (``"one"``). It is done on the model's device: a seed means other orders on a GPU than
+    on a CPU.
     """
     # Models that keep attention biases, which are made of parameters, drop them here: they can't be copied, and wouldn't be shuffled.
     model.eval()
-    changed = copy.deepcopy(model)
-    layers = [m for m in changed.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    head = changed.get_classifier() if hasattr(changed, "get_classifier") else layers[-1]  # type: ignore[operator]
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    head = model.get_classifier() if hasattr(model, "get_classifier") else layers[-1]  # type: ignore[operator]
     heads = list(head) if isinstance(head, (tuple, list, nn.ModuleList)) else [head]
     middle = len(layers) // 2
     parts: dict[str, list[nn.Module]] = {
-        "head": heads, "half": [*layers[middle:], *heads], "all": [changed], "one": [layers[middle]]
+        "head": heads, "half": [*layers[middle:], *heads], "all": [model], "one": [layers[middle]]
     }  # fmt: skip
-    chance = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    chance = torch.Generator(device).manual_seed(seed)
     parameters = {id(p): p for layer in parts[part] for p in layer.parameters()}
-    with torch.no_grad():
-        for parameter in parameters.values():
-            order = torch.randperm(parameter.numel(), generator=chance).to(parameter.device)
-            parameter.copy_(parameter.flatten()[order].reshape(parameter.shape))
-    return changed
+    instead: dict[int, nn.Parameter] = {id(p): p for p in model.parameters()}
+    for key, parameter in parameters.items():
+        order = torch.randperm(parameter.numel(), generator=chance, device=device).to(parameter.device)
+        shuffled = parameter.detach().flatten()[order].reshape(parameter.shape)
+        instead[key] = nn.Parameter(shuffled, parameter.requires_grad)
+    return copy.deepcopy(model, instead)
 
 
 def _equivariance(context: Context, method: Method, maps: Tensor) -> Figures:

@@ -1,13 +1,12 @@
-"""Methods that change the input and see what becomes of the score: Occlusion by captum, RISE, and LIME."""
+"""Methods that change the input and see what becomes of the score: Occlusion, RISE, and LIME."""
 
 from __future__ import annotations
 
 import torch
-from captum import attr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.bench.batches import scores, without_graph
+from hilrp.bench.batches import scores, scores_of_changed
 
 #: LIME's segments are the cells of a grid with this many a side.
 CELLS = 8
@@ -15,13 +14,29 @@ _RISE_GRID, _RISE_KEPT = 7, 0.5
 
 
 def occlusion(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
-    """What the score loses where a grey window, an eighth of the picture wide, lies on it."""
+    """What the score loses where a grey window, an eighth of the picture wide, lies on it (Zeiler and Fergus, 2014).
+
+    At each pixel the mean over the windows that cover it, times the number of channels: captum's, summed over channels.
+    """
     side = max(1, x.shape[-1] // 8)
-    shown = max(1, without_graph(x.device) // len(x))
-    method = attr.Occlusion(model)
-    window, stride = (x.shape[1], side, side), (x.shape[1], max(1, side // 2), max(1, side // 2))
-    found = method.attribute(x, window, stride, baselines=_grey(x), target=target, perturbations_per_eval=shown)
-    return found.sum(1)
+    rows, columns = (_windows(n, side, max(1, side // 2)).to(x.device) for n in x.shape[-2:])
+    grey = x.mean((2, 3), keepdim=True)
+
+    def covered(image: Tensor, window: Tensor) -> Tensor:
+        there = rows[window // len(columns), :, None] & columns[window % len(columns), None, :]
+        return torch.where(there[:, None], grey[image], x[image])
+
+    without = scores_of_changed(model, x, target, len(rows) * len(columns), covered)
+    lost = (scores(model, x, target)[:, None] - without).unflatten(1, (len(rows), len(columns))).double()
+    total = rows.double().T @ lost @ columns.double()
+    return (x.shape[1] * total / (rows.sum(0)[:, None] * columns.sum(0))).to(x)
+
+
+def _windows(length: int, side: int, stride: int) -> Tensor:
+    """What each window along an axis covers, ``[windows,length]``; the last ones may reach over the edge."""
+    start = torch.arange(-(-max(0, length - side) // stride) + 1)[:, None] * stride
+    place = torch.arange(length)
+    return (place >= start) & (place < start + side)
 
 
 def lime(model: nn.Module, x: Tensor, target: Tensor, samples: int = 300) -> Tensor:
@@ -62,24 +77,30 @@ def rise(model: nn.Module, x: Tensor, target: Tensor, masks: int = 500) -> Tenso
 
     The score is the logit, less its mean over the masks, so that the number of masks doesn't show as an offset.
     """
-    chosen = rise_masks(x.shape[-2], x.shape[-1], masks).to(x)
-    grey = _grey(x)
-    size, maps = without_graph(x.device), []
-    for i in range(len(x)):
-        parts = (x[i] * part[:, None] + grey[i] * (1 - part[:, None]) for part in chosen.split(size))
-        score = torch.cat([scores(model, part, target[i].expand(len(part))) for part in parts])
-        maps.append(((score - score.mean())[:, None, None] * chosen).mean(0) / _RISE_KEPT)
-    return torch.stack(maps)
+    chosen = rise_masks(x.shape[-2], x.shape[-1], masks, x.device).to(x)
+    grey = x.mean((2, 3), keepdim=True)
+
+    def masked(image: Tensor, mask: Tensor) -> Tensor:
+        return torch.lerp(grey[image], x[image], chosen[mask][:, None])
+
+    score = scores_of_changed(model, x, target, masks, masked)
+    weights = (score - score.mean(1, keepdim=True)) / (masks * _RISE_KEPT)
+    return torch.einsum("bn,nhw->bhw", weights.to(chosen), chosen)
 
 
-def rise_masks(height: int, width: int, count: int) -> Tensor:
-    """Random masks ``[count,height,width]``: coarse grids of zeros and ones, enlarged smoothly and shifted."""
+def rise_masks(height: int, width: int, count: int, device: torch.device | None = None) -> Tensor:
+    """Random masks ``[count,height,width]``: coarse grids of zeros and ones, enlarged smoothly and shifted.
+
+    Drawn on the host, where a seed gives the same everywhere, and enlarged on the device.
+    """
     chance = torch.Generator().manual_seed(0)
     coarse = (torch.rand(count, 1, _RISE_GRID, _RISE_GRID, generator=chance) < _RISE_KEPT).float()
     cell = [-(-side // _RISE_GRID) for side in (height, width)]
-    large = F.interpolate(coarse, size=[(_RISE_GRID + 1) * c for c in cell], mode="bilinear", align_corners=False)
-    shifts = [torch.randint(c, (count,), generator=chance).tolist() for c in cell]
-    return torch.stack([m[0, r : r + height, c : c + width] for m, r, c in zip(large, *shifts, strict=True)])
+    shifts = [torch.randint(c, (count,), generator=chance).to(device) for c in cell]
+    size = [(_RISE_GRID + 1) * c for c in cell]
+    large = F.interpolate(coarse.to(device), size=size, mode="bilinear", align_corners=False)[:, 0]
+    rows, columns = (s[:, None] + torch.arange(n, device=device) for s, n in zip(shifts, (height, width), strict=True))
+    return large[torch.arange(count, device=device)[:, None, None], rows[:, :, None], columns[:, None]]
 
 
 def grid(height: int, width: int, cells: int) -> Tensor:

@@ -1,12 +1,11 @@
 """Whether a map says what the score depends on: Faithfulness Correlation and pixel flipping.
 
-Both change pixels and look at the score. What the model says of changed pictures is computed in large batches; where it doesn't depend on
+Both change pixels and look at the score. What the model says of changed pictures is computed in full batches; where it doesn't depend on
 the map (the random subsets of Faithfulness Correlation), it is computed once for all methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.bench.batches import scores, without_graph
+from hilrp.bench.batches import scores, scores_of_changed
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,13 @@ class Subsets:
 
     def masks(self, i: int, height: int, width: int) -> Tensor:
         """The subsets of image ``i``, ``[runs,height,width]``."""
+        return self.cover(self.squares(i, height, width), height, width)
+
+    def cover(self, squares: Tensor, height: int, width: int) -> Tensor:
+        """The pixels of some subsets, given as numbers of squares ``[n,size]``: ``[n,height,width]``."""
         rows, columns = height // self.cell, width // self.cell
-        chosen = torch.zeros(self.runs, rows * columns, dtype=torch.bool)
-        chosen = chosen.scatter_(1, self.squares(i, height, width), True).reshape(self.runs, rows, columns)
+        chosen = torch.zeros(len(squares), rows * columns, dtype=torch.bool, device=squares.device)
+        chosen = chosen.scatter_(1, squares, True).unflatten(1, (rows, columns))
         chosen = chosen.repeat_interleave(self.cell, 1).repeat_interleave(self.cell, 2)
         return F.pad(chosen, (0, width - columns * self.cell, 0, height - rows * self.cell))
 
@@ -57,9 +60,13 @@ def subset_drops(model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, 
     With squares of one pixel this is what Bhatt, Weller and Moura (2020) do; with squares as large as the model's patches, whole
     tokens go.
     """
-    before = scores(model, x, target)
-    gone = (subsets.masks(i, *x.shape[-2:]).to(x.device) for i in range(len(x)))
-    return before[:, None] - _without(model, x, target, baseline, gone, subsets.runs)
+    size = x.shape[-2:]
+    squares = torch.stack([subsets.squares(i, *size) for i in range(len(x))]).to(x.device)
+
+    def without(image: Tensor, run: Tensor) -> Tensor:
+        return torch.where(subsets.cover(squares[image, run], *size)[:, None], baseline[image], x[image])
+
+    return scores(model, x, target)[:, None] - scores_of_changed(model, x, target, subsets.runs, without)
 
 
 def faithfulness_correlation(maps: Tensor, subsets: Subsets, drops: Tensor) -> Tensor:
@@ -69,28 +76,6 @@ def faithfulness_correlation(maps: Tensor, subsets: Subsets, drops: Tensor) -> T
     squares = torch.stack([subsets.squares(i, height, width) for i in range(len(maps))]).to(maps.device)
     relevance = sums[:, None].expand(-1, subsets.runs, -1).gather(2, squares).sum(2)
     return pearson(relevance, drops.double()).to(maps)
-
-
-def _without(
-    model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, gone: Iterable[Tensor], each: int
-) -> Tensor:
-    """The scores of every image without each of some pixels, ``[B,each]``, for as many images at once as fit.
-
-    Args:
-        model: The model.
-        x: Images.
-        target: Their classes.
-        baseline: What is there instead.
-        gone: For each image, the pixels that are gone, ``[each,H,W]``.
-        each: How many pictures are made of an image.
-    """
-    size = max(1, without_graph(x.device) // each)
-    found, chosen = [], iter(gone)
-    for part, labels, instead in zip(x.split(size), target.split(size), baseline.split(size), strict=True):
-        masks = torch.stack([next(chosen) for _ in part])
-        pictures = torch.where(masks[:, :, None], instead[:, None], part[:, None]).flatten(0, 1)
-        found.append(scores(model, pictures, labels.repeat_interleave(each)).unflatten(0, (len(part), each)))
-    return torch.cat(found)
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
@@ -107,12 +92,31 @@ def flipping(
 
     The first is that of the whole picture, the last that of the baseline.
     """
-    count, _, height, width = x.shape
+    return _curves(model, x, target, maps, baseline, steps, (most_first,))[0]
+
+
+def _curves(
+    model: nn.Module, x: Tensor, target: Tensor, maps: Tensor, baseline: Tensor, steps: int, orders: tuple[bool, ...]
+) -> list[Tensor]:
+    """A curve ``[B, steps + 1]`` for each order, most relevant first or not; the ends, which they share, are scored once."""
+    place = torch.stack([_places(maps, most_first) for most_first in orders], 1)
+    limits = torch.linspace(0, maps[0].numel(), steps + 1, device=x.device).round()
+    inner = steps - 1
+
+    def without(image: Tensor, picture: Tensor) -> Tensor:
+        gone = place[image, picture // inner] < limits[1 + picture % inner, None, None]
+        return torch.where(gone[:, None], baseline[image], x[image])
+
+    whole, nothing = scores(model, torch.cat([x, baseline]), target.repeat(2))[:, None].chunk(2)
+    found = scores_of_changed(model, x, target, len(orders) * inner, without).unflatten(1, (len(orders), inner))
+    return [torch.cat([whole, part, nothing], 1) for part in found.unbind(1)]
+
+
+def _places(maps: Tensor, most_first: bool) -> Tensor:
+    """The place of each pixel in the order of the map's values."""
     order = maps.flatten(1).argsort(dim=1, descending=most_first, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(height * width, device=x.device).expand(count, -1))
-    limits = torch.linspace(0, height * width, steps + 1, device=x.device).round()
-    gone = (each[None] < limits[:, None, None] for each in rank.reshape(count, height, width))
-    return _without(model, x, target, baseline, gone, steps + 1)
+    steps = torch.arange(order.shape[1], device=maps.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, steps).reshape(maps.shape)
 
 
 def flip_areas(
@@ -123,9 +127,9 @@ def flip_areas(
     ``morf`` (most relevant first, also called deletion) is better the smaller, ``lerf`` (least relevant first; read backwards, insertion)
     the larger, and ``flip`` is their difference.
     """
+    curves = _curves(model, x, target, maps, baseline, steps, (True, False))
     areas = {}
-    for name, most_first in (("morf", True), ("lerf", False)):
-        curve = flipping(model, x, target, maps, baseline, steps, most_first)
+    for name, curve in zip(("morf", "lerf"), curves, strict=True):
         gain = curve[:, :1] - curve[:, -1:]
         # Where the picture scores no better than its mean colour, there is nothing to lose: no figure.
         relative = (curve - curve[:, -1:]) / gain.where(gain > 0, torch.full_like(gain, float("nan")))

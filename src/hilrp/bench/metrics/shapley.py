@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from hilrp.bench.batches import scores, without_graph
+from hilrp.bench.batches import scores_of_changed
 from hilrp.bench.metrics.faithfulness import pearson
 
 
@@ -14,8 +15,8 @@ def shapley_values(
 ) -> Tensor:
     """Shapley values of the segments of one image, sampled: ``[segments]``.
 
-    Each permutation puts the segments in, one after the other, and the score's gain is the segment's. Each is followed by its
-    reverse, which halves the variance or better (Mitchell et al., 2022).
+    Each permutation puts the segments in, one after the other, and the score's gain is the segment's. Permutations that begin with the
+    same segments share their pictures, which are scored once.
 
     Args:
         model: The model.
@@ -27,19 +28,33 @@ def shapley_values(
         seed: Of the permutations.
     """
     count = int(segments.max()) + 1
+    order = orders(count, permutations, seed)
+    place = order.argsort(1)
+    # Picture k of an order holds its first k segments.
+    held = place[:, None] < torch.arange(count + 1)[:, None]
+    different, which = torch.unique(held.flatten(0, 1), dim=0, return_inverse=True)
+    different, which, order = different.to(x.device), which.to(x.device), order.to(x.device)
+
+    def pictures(_: Tensor, number: Tensor) -> Tensor:
+        return torch.where(different[number][:, segments][:, None], x, baseline)
+
+    score = scores_of_changed(model, x[None], target[None], len(different), pictures)[0].double()
+    gains = score[which].unflatten(0, (len(order), count + 1)).diff()
+    return torch.zeros_like(gains[0]).index_add_(0, order.flatten(), gains.flatten()) / len(order)
+
+
+def orders(count: int, permutations: int, seed: int = 0) -> Tensor:
+    """Random permutations of so many segments, ``[permutations,count]``, the same on every device.
+
+    Each is followed by its reverse, which halves the variance of Shapley values or better (Mitchell et al., 2022).
+
+    Example:
+        >>> orders(4, 2).tolist()
+        [[0, 1, 3, 2], [2, 3, 1, 0]]
+    """
     chance = torch.Generator().manual_seed(seed)
-    values = torch.zeros(count, dtype=torch.float64, device=x.device)
     drawn = [torch.randperm(count, generator=chance) for _ in range((permutations + 1) // 2)]
-    orders = torch.stack([each for order in drawn for each in (order, order.flip(0))][:permutations]).to(x.device)
-    steps = torch.arange(count + 1, device=x.device)
-    for part in orders.split(max(1, without_graph(x.device) // (count + 1))):
-        place = torch.empty_like(part).scatter_(1, part, steps[:-1].expand_as(part))
-        # Picture k of an order holds its first k segments.
-        there = place[:, None, segments] < steps[None, :, None, None]
-        pictures = torch.where(there.flatten(0, 1)[:, None], x, baseline)
-        score = scores(model, pictures, target.expand(len(pictures))).double()
-        values.index_add_(0, part.flatten(), score.unflatten(0, (len(part), count + 1)).diff().flatten())
-    return values / len(orders)
+    return torch.stack([each for order in drawn for each in (order, order.flip(0))][:permutations])
 
 
 def per_segment(maps: Tensor, segments: Tensor) -> Tensor:
@@ -62,9 +77,9 @@ def ranks(values: Tensor) -> Tensor:
         >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
         [1.5, 0.0, 1.5]
     """
-    rows = []
-    for row in values.reshape(-1, values.shape[-1]):
-        _, place, counts = torch.unique(row, return_inverse=True, return_counts=True)
-        ends = counts.cumsum(0).double()
-        rows.append((ends - (counts.double() + 1) / 2)[place])
-    return torch.stack(rows).reshape(values.shape)
+    ordered, order = values.sort(-1)
+    place = torch.arange(values.shape[-1], device=values.device).expand_as(order)
+    differs = F.pad(ordered[..., 1:] != ordered[..., :-1], (1, 1), value=True)
+    first = place.where(differs[..., :-1], 0).cummax(-1).values
+    last = place.where(differs[..., 1:], place.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+    return torch.empty_like(ordered, dtype=torch.float64).scatter_(-1, order, (first + last).double() / 2)
