@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
-from hilrp import in_place, messages, module_rules
+from hilrp import checkpointing, in_place, messages, module_rules
 from hilrp.errors import AuditError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
@@ -47,6 +47,7 @@ class Engine(TorchFunctionMode):
         relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its secant form.
         inspect: Called with each operation's output.
         layers: How many layers the model had when it ran before.
+        checkpoints: Modules that run again in the backward pass, by identity.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Engine(TorchFunctionMode):
         relative: bool = False,
         inspect: Callable[[Site, Tensor], None] | None = None,
         layers: int | None = None,
+        checkpoints: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
+        self._checkpoints = checkpoints
         self._inspect = inspect
         self.rules, self.books = rules, books
         self.counts: Counter[tuple[Primitive, str]] = Counter()
@@ -91,6 +94,19 @@ class Engine(TorchFunctionMode):
         if self._depth == 0:
             self._modules.close()
 
+    def again(self) -> Callable[[], Engine]:
+        """Makes engines for parts of the same pass that run again: with its rules and books, and none of its tensors."""
+        model, rules, books, relative = self._modules.model, self.rules, self.books, self.relative
+        on_problem, on_module = self._on_problem, self._on_module
+        shared = {name: getattr(self, name) for name in ("counts", "notes", "gates", "dtypes", "_sites")}
+
+        def make() -> Engine:
+            engine = Engine(model, rules, books, on_problem, on_module, relative)
+            vars(engine).update(shared)
+            return engine
+
+        return make
+
     def release(self) -> None:
         """Lets go of the pass's tensors and of whoever asked for them."""
         self.tracker.release()
@@ -109,7 +125,7 @@ class Engine(TorchFunctionMode):
     def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._opaque is not None and not self._modules.is_running(self._opaque[0]):
             self._opaque = None  # it raised, and the model went on
-        if self._opaque is not None or type(module) not in MODULES:
+        if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._checkpoints):
             return None
         with _pop_mode_temporarily():
             args = map_tensors(self._current, args)
@@ -122,7 +138,8 @@ class Engine(TorchFunctionMode):
             replaced = None
             if self._opaque is not None and self._opaque[0] is module:
                 args, self._opaque = self._opaque[1], None
-                output = replaced = module_rules.run(self, module, args, map_tensors(self._current, kwargs), output)
+                run = module_rules.run if type(module) in MODULES else checkpointing.run
+                output = replaced = run(self, module, args, map_tensors(self._current, kwargs), output)
             if self._on_module is not None and self._opaque is None:
                 shown = map_tensors(self._current, output) if self.tracker.has_aliases else output
                 self._on_module(self.path, module, shown)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hilrp.batches import Batch, in_batches
 from hilrp.capture import Recorder
+from hilrp.checkpointing import find_checkpoints
 from hilrp.checks import check_input, check_model, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation, mean_of
@@ -77,6 +78,9 @@ class Explainer:
     only in the recording; a model that asks the device for numbers while it runs can't be recorded, and runs as without it, with a note. Targets are
     classes and contrasts; others run as without it. A recording keeps the memory that it needs.
 
+    With ``checkpoint="auto"`` the repeated blocks of a model (or the modules of a list of paths) keep their inputs alone, and run again in the backward pass: very deep models and
+    large pictures then need memory for one block at a time, and a third more time. Rules with a reference don't go with it.
+
     Example:
         >>> import torch, hilrp
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).eval()
@@ -93,6 +97,7 @@ class Explainer:
         stages: str | Sequence[str] | None = "auto",
         itemised: bool = False,
         compile: bool = False,
+        checkpoint: str | Sequence[str] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
@@ -111,6 +116,11 @@ class Explainer:
         self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
+        self._checkpoints = find_checkpoints(self.model, checkpoint)
+        if self._checkpoints and (self.reference is not None or self.rules.linear == "bounded"):
+            raise InputError(
+                f'checkpoint={checkpoint!r} goes with rules without a reference: relative to one, all of a model runs at once. Use rules="hilrp" or batch="auto".'
+            )
         self._layers: int | None = None
         self._classes: int | None = None
         self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
@@ -212,8 +222,9 @@ class Explainer:
     ) -> Pass:
         def run(layers: int | None) -> Pass:
             return Pass(
-                self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers
-            )
+                self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers,
+                self._checkpoints if inspect is None else frozenset(),
+            )  # fmt: skip
 
         found = run(self._layers if inspect is None else None)
         if not found.engine.layers.as_expected:  # the model took another way than the last time

@@ -68,6 +68,7 @@ class Pass:
         inspect: Called with the output of each operation.
         reference: What relevance is relative to, in the form of the input.
         layers: How many layers the model had when it ran before.
+        checkpoints: Modules that run again in the backward pass, by identity.
 
     Attributes:
         score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
@@ -90,6 +91,7 @@ class Pass:
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
         layers: int | None = None,
+        checkpoints: frozenset[int] = frozenset(),
     ) -> None:
         self.books = books
         self.sums: dict[str, Tensor] = {}
@@ -101,7 +103,9 @@ class Pass:
         # Words beside a picture: their tokens are no places in it.
         self._lengths = {t.shape[1] for t in tensors(x) if t.ndim == 2}
         relative = reference is not None
-        self.engine = engine = Engine(model, rules, books, on_problem, self._capture, relative, inspect, layers)
+        self.engine = engine = Engine(
+            model, rules, books, on_problem, self._capture, relative, inspect, layers, checkpoints
+        )
         with torch.inference_mode(False), torch.enable_grad(), as_written():
             self._leaves = map_tensors(self._leaf, x)
             # Inputs that are held fixed have no reference.
@@ -155,6 +159,7 @@ class Pass:
     def outcome(self) -> Outcome:
         """Runs backward, and closes the books."""
         relevance, pixels = self.backward()
+        del self._graph  # modules that run again hold this pass, and the graph holds them
         ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
         limit = tolerance(self.engine.dtypes, self.score.device)
         numbers = [t for t in tensors((relevance, self.score, self.output)) if t.is_floating_point()]

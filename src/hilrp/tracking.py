@@ -61,7 +61,7 @@ class Tracker:
         if tensor._base is not None:
             self._views.setdefault(id(tensor._base), []).append(weakref.ref(tensor))
 
-    def watch(self, leaf: Tensor, layout: Layout, reference: Tensor | None = None) -> Tensor:
+    def watch(self, leaf: Tensor, layout: Layout | None, reference: Tensor | None = None) -> Tensor:
         """The model's input for this pass: a copy of ``leaf`` that is tracked, so that the model may write to it."""
         x = leaf.clone()
         self._input_nodes.append(x.grad_fn)
