@@ -88,7 +88,7 @@ class TestSameAsAtOnce:
         [None, 2, [4, 1, 0, 3, 2], torch.tensor([[4], [1], [0], [3], [2]]), np.array([0, 0, 1, 1, 2]), Contrast([4, 1, 2, 3, 2], 0),
          Contrast(torch.tensor([4, 1, 2, 3, 2]), [0, 0, 0, 0, 1]), Direction(torch.randn(5, 5)), Cosine(torch.randn(5)), Cosine(torch.randn(1, 5)),
          Views(), lambda out: out[:, 1] - out[:, 0]],
-        ids=str,
+        ids=lambda value: type(value).__name__,
     )  # fmt: skip
     def test_targets(self, target, vit, x):
         assert_same(hilrp.explain(vit, x, target, batch=2), hilrp.explain(vit, x, target))
@@ -214,7 +214,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         "target",
         [[0, 1], [0], Contrast(0, [1, 2]), Cosine(torch.rand(2, 3)), Region([0, 1]), Detection([0, 1]), Region(mask=torch.rand(2, 6, 6))],
-        ids=str,
+        ids=lambda value: type(value).__name__,
     )  # fmt: skip
     def test_as_many_as_a_part_has(self, target):
         """Too few for the whole, although each part would be content."""
