@@ -95,12 +95,9 @@ class Recorder(Generic[_Result]):
                 return None
             recording = self._recordings.get(key)
             if recording is None or not recording.snapshot.holds():
-                if key not in self._met:
-                    self._met.add(key)
-                    return None
-                recording = self._record(key, inputs, step)
-                if recording is None:
-                    return None
+                recording = self._record(key, inputs, step) if key in self._met else None
+            if recording is None:
+                return None
             self._recordings.move_to_end(key)
             # Recordings share their memory: one at a time, whatever stream it is on.
             if self._done is not None:
@@ -108,6 +105,10 @@ class Recorder(Generic[_Result]):
             result = recording.replay(inputs)
             self._done = torch.cuda.current_stream().record_event()
             return result
+
+    def meet(self, inputs: Any) -> None:
+        """Says that the step has run on inputs of this form: the next ones are recorded."""
+        self._met.add(form(inputs))
 
     def _record(self, key: Hashable, inputs: Any, step: Callable[[Any], _Result]) -> _Recording[_Result] | None:
         self._recordings.pop(key, None)

@@ -191,24 +191,34 @@ class Explainer:
                 found = replace(found, notes=found.notes | notes)
             return found
 
-        found = self._recorded(step, x, target, batch, reference) if self._recorder is not None else None
+        inputs = self._recordable(x, target, batch, reference)
+        found = None if inputs is None else self._recorder.run(inputs, step)  # type: ignore[union-attr]
         if found is None:
             found = step((x, target, reference))
-            self._classes = None if found.classes is None else logits_of(found.output).shape[-1]
-            if self._recorder is not None and self._recorder.failure is not None:
-                notes = {f"runs without a CUDA graph, which could not be recorded ({self._recorder.failure})": 1}
-                found = replace(found, notes=found.notes | notes)
+            if self._recorder is not None:
+                found = self._met(found, x, target, batch, reference)
         return found
 
-    def _recorded(
-        self, step: Callable[[Any], Outcome], x: Any, target: Target, batch: int, reference: Any
-    ) -> Outcome | None:
-        """The step by its recording, where there is one: what a target that is a function does on the host, nobody knows."""
-        assert self._recorder is not None
-        if callable(target) or self._classes is None or not all(t.is_cuda for t in tensors((x, reference))):
+    def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, Target, Any] | None:
+        """What a recording takes, where there can be one: what a target that is a function does on the host, nobody knows."""
+        if self._recorder is None or self._classes is None or callable(target):
+            return None
+        if not all(t.is_cuda for t in tensors((x, reference))):
             return None
         logits = tensors(x)[0].new_empty(1).expand(batch, self._classes)
-        return self._recorder.run((x, checked(target, logits), reference), step)
+        return x, checked(target, logits), reference
+
+    def _met(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
+        """Notes what a recording needs to know, and why there is none."""
+        assert self._recorder is not None
+        self._classes = None if found.classes is None else logits_of(found.output).shape[-1]
+        inputs = self._recordable(x, target, batch, reference)
+        if inputs is not None:
+            self._recorder.meet(inputs)
+        if self._recorder.failure is None:
+            return found
+        note = f"runs without a CUDA graph, which could not be recorded ({self._recorder.failure})"
+        return replace(found, notes=found.notes | {note: 1})
 
     def _run(
         self,

@@ -36,8 +36,9 @@ def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
 def shared_out(
     g: Tensor, held: Tensor, m: Tensor, share: float, bias: Tensor | None, book: Account
 ) -> tuple[Tensor, Tensor]:
-    """The same without a quotient that was kept; what a bias along the last axis, which is part of ``held``, keeps is booked."""
-    fused = _fused(m) if held.dtype == g.dtype == m.dtype and held.stride(-1) == g.stride(-1) == 1 else None
+    """The same without a quotient that was kept; what a bias, which is part of ``held``, keeps is booked."""
+    rows = held.dtype == g.dtype == m.dtype and held.stride(-1) == g.stride(-1) == 1 and m.is_contiguous()
+    fused = _fused(m) if rows and (bias is None or bias.ndim == 1) else None
     if fused is None:
         direct, through = shares_of(g, quotient(held, m, share), share)
         total = None

@@ -1,4 +1,4 @@
-"""Linear layers (``y = W x + b`` over the last axis), whose backward pass computes what is asked for and no more.
+"""Linear layers and convolutions, whose backward pass computes what is asked for and no more.
 
 Queries and keys of attention get no relevance back under most rules, and where one layer makes queries, keys and values together, two thirds of its
 products would be computed for zeros. So a layer watches which of its features relevance comes back to (`Demand`), and
@@ -8,6 +8,7 @@ the products of the rule run in the backward pass, for these features alone. The
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,22 +67,86 @@ def watch(operands: Iterable[Tensor], output: Any = None) -> None:
             demand.watch(t, root)
 
 
+@dataclass(frozen=True)
+class _Linear:
+    """``W x + b`` over the last axis."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def back(self, g: Tensor, weight: Tensor, like: Tensor, onto: Tensor | None = None) -> Tensor:
+        """``W^T g``, in the form of ``like``, added to ``onto`` in place."""
+        rows = g.flatten(0, -2)
+        found = rows @ weight if onto is None else onto.flatten(0, -2).addmm_(rows, weight)
+        return found.view(like.shape)
+
+    def along(self, bias: Tensor) -> Tensor:
+        """The bias, so that it broadcasts against the output."""
+        return bias
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution of that geometry."""
+
+    geometry: tuple[Any, ...]
+    groups: int
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        stride, padding, dilation = self.geometry
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0], self.groups)
+
+    def back(self, g: Tensor, weight: Tensor, like: Tensor, onto: Tensor | None = None) -> Tensor:
+        """The transposed convolution; of ``like`` the shape and the strides alone are read."""
+        like = like if like.dtype == g.dtype else torch.empty_like(like, dtype=g.dtype)
+        found: Tensor = torch.ops.aten.convolution_backward(
+            g, like, weight, None, *self.geometry, False, [0], self.groups, [True, False, False]
+        )[0]
+        return found if onto is None else onto.add_(found)
+
+    def along(self, bias: Tensor) -> Tensor:
+        return bias.reshape(-1, *[1] * len(self.geometry[0]))
+
+
+_Map = _Linear | _Convolution
+
+
 def fits(call: Call) -> bool:
-    """Whether a call is a layer with a weight and a bias that are constant."""
-    if call.name != "linear" or len(call.carriers) != 1:
-        return False
+    """Whether a call is a linear layer or a convolution with a weight and a bias that are constant."""
+    return _map_of(call) is not None
+
+
+def _map_of(call: Call) -> _Map | None:
+    if len(call.carriers) != 1 or call.name not in ("linear", "conv1d", "conv2d", "conv3d"):
+        return None
     x, weight = call.argument(0, "input"), call.argument(1, "weight")
-    return x is call.carriers[0] and x.ndim > 1 and weight.ndim == 2 and not x.is_complex()
+    if x is not call.carriers[0] or x.is_complex() or weight.ndim == 1 or x.ndim == 1:
+        return None
+    if call.name == "linear":
+        return _Linear()
+    axes = weight.ndim - 2
+    given = [call.argument(i, name, default) for i, name, default in _GEOMETRY]
+    if x.ndim != weight.ndim or any(isinstance(value, str) for value in given):
+        return None
+    return _Convolution(tuple(_each(value, axes) for value in given), call.argument(6, "groups", 1))
+
+
+_GEOMETRY = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+
+
+def _each(value: Any, axes: int) -> list[int]:
+    values = list(value) if isinstance(value, (tuple, list)) else [value]
+    return values * axes if len(values) == 1 else values
 
 
 def apply(call: Call, share: float = 0.0) -> Tensor:
     """A layer under the gamma rule, of which ``share`` is the weight of the second product; zero is the epsilon rule."""
     x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
-    y = call.value()
-    # What isn't wider than its input keeps less if its second product runs now: a quotient for each output and a sign for each input.
-    waits = weight.shape[0] > weight.shape[1]
-    signs = Signs.known(x) if share and not waits and x.dtype == y.dtype else None
-    return _Layer.apply(x, y, weight, bias, share, call.account(y, "bias"), waits, signs)
+    own, y = _map_of(call), call.value()
+    known = Signs.known(x) if share and x.dtype == y.dtype else None
+    # A layer that waits keeps its input and its output, else a quotient for each output and a sign for each input. That is less where it isn't wider than its input.
+    wide = weight.shape[0] > weight.shape[1] if isinstance(own, _Linear) else known is not None and known.f is None
+    return _Layer.apply(x, y, weight, bias, own, share, call.account(y, "bias"), wide, known)
 
 
 class _Layer(Function):
@@ -92,51 +157,57 @@ class _Layer(Function):
         y: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        own: _Map,
         share: float,
         book: Account,
         waits: bool,
         signs: Signs | None,
     ) -> Tensor:
-        ctx.demand, ctx.share, ctx.book, ctx.waits = Demand(y.shape[-1]), share, book, waits
-        ctx.dtype, ctx.shape = x.dtype, x.shape
-        ctx.keeps_output = share and waits
+        ctx.own, ctx.share, ctx.book, ctx.waits, ctx.dtype = own, share, book, waits, x.dtype
+        ctx.demand = Demand(y.shape[-1]) if isinstance(own, _Linear) else None
+        ctx.keeps_output, ctx.f = share and waits, None
         kept: tuple[Tensor, ...] = ()
-        if share and waits:
+        if not share:
+            # Of what the backward pass is to have the form of, a view of one number has all that matters.
+            kept = (x.new_empty(1).as_strided(x.shape, [0] * x.ndim),)
+        elif waits:
             kept = (x.to(y.dtype), y)
-        elif share:
+        else:
             x = x.to(y.dtype)
             size, sign = kernels.size_and_sign(x) if signs is None else (x.abs(), signs.kept)
             ctx.f = None if signs is None else signs.f
-            kept = (sign, kernels.quotient(y, F.linear(size, *_sizes(weight, bias, y.dtype)), share))
+            kept = (sign, kernels.quotient(y, own(size, *_sizes(weight, bias, y.dtype)), share))
         ctx.save_for_backward(weight, bias, *kept)
         return y.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bias, *kept = ctx.saved_tensors
-        first, last = ctx.demand.interval
-        weight, bias = weight[first:last].to(g.dtype), None if bias is None else bias[first:last].to(g.dtype)
-        g = g[..., first:last]
-        if not ctx.share:
+        weight, bias, like, *kept = ctx.saved_tensors
+        own, share = ctx.own, ctx.share
+        if ctx.demand is not None:
+            part = slice(*ctx.demand.interval)
+            weight, bias, g = weight[part], None if bias is None else bias[part], g[..., part]
+            kept = [t[..., part] for t in kept]
+        weight, bias = weight.to(g.dtype), None if bias is None else own.along(bias.to(g.dtype))
+        if not share:
             if bias is not None:
                 ctx.book(bias, g)
-            return (g @ weight).to(ctx.dtype), *[None] * 7
-        sizes = _sizes(weight, bias, g.dtype)
+            return own.back(g, weight, like).to(ctx.dtype), *[None] * 8
+        size = weight.abs()
+        signs = Signs(like, ctx.f).read()
         if ctx.waits:
-            sign, y = kept
-            m = F.linear(sign.abs(), *sizes)
-            direct, through = kernels.shared_out(g, y[..., first:last], m, ctx.share, bias, ctx.book)
+            m = own(signs.abs(), *_sizes(weight, bias, g.dtype))
+            direct, through = kernels.shared_out(g, kept[0], m, share, bias, ctx.book)
             del m
         else:
-            sign, quotient = Signs(kept[0], ctx.f).read(), kept[1]
-            direct, through = kernels.shares_of(g, quotient[..., first:last], ctx.share)
+            direct, through = kernels.shares_of(g, kept[0], share)
             if bias is not None:
                 ctx.book(bias, direct)
-                ctx.book(sizes[1], through)
-        back = kernels.with_sign(through.flatten(0, -2) @ sizes[0], sign.reshape(-1, sign.shape[-1]), own=True)
-        return back.addmm_(direct.flatten(0, -2), weight).view(ctx.shape).to(ctx.dtype), *[None] * 7
+                ctx.book(bias.abs(), through)
+        back = kernels.with_sign(own.back(through, size, signs), signs, own=True)
+        return own.back(direct, weight, signs, back).to(ctx.dtype), *[None] * 8
 
 
 def _sizes(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    return weight.to(dtype).abs(), None if bias is None else bias.to(dtype).abs()
+    return weight.to(dtype).abs(), None if bias is None else bias.to(dtype).abs().flatten()

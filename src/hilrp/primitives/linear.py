@@ -47,7 +47,7 @@ def gamma_of(call: Call) -> float:
 
 def epsilon(call: Call) -> Tensor:
     """``R_j = sum_i z_ij / y_i R_i``: the native backward pass."""
-    return layers.apply(call) if layers.fits(call) else _product(call)
+    return layers.apply(call) if call.name == "linear" and layers.fits(call) else _product(call)
 
 
 def gamma_sign(call: Call, gamma: float) -> Tensor:
