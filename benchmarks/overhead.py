@@ -49,6 +49,12 @@ MODELS = (
 )
 
 
+def made(name: str, device: str) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model(name).eval().requires_grad_(False)
+    return model.to(device)
+
+
 def prepared(model: nn.Module, x: Tensor, rules: str, options: argparse.Namespace) -> tuple[Run, int, str]:
     """An explanation that is ready to be timed, its peak memory, and whether it was recorded."""
     made = explainer(model, rules)
@@ -64,7 +70,8 @@ def prepared(model: nn.Module, x: Tensor, rules: str, options: argparse.Namespac
     return run, memory, recording_of(made)
 
 
-def measured(model: nn.Module, x: Tensor, options: argparse.Namespace) -> dict[str, Any]:
+def measured(model: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    x = torch.randn(batch, *model.default_cfg["input_size"], device=options.device)
     plain = plain_pass(model, x)
     for _ in range(2):
         plain()
@@ -134,16 +141,12 @@ def main() -> None:
     print(heading(columns(options)), flush=True)
     rows: list[dict[str, Any]] = []
     for name in options.models:
-        torch.manual_seed(0)
-        model, missing = attempt(
-            lambda name=name: timm.create_model(name).eval().requires_grad_(False).to(options.device)
-        )
+        model, missing = attempt(partial(made, name, options.device))
         for batch in options.batch:
             found, failure = None, missing
             if model is not None:
-                x = torch.randn(batch, *model.default_cfg["input_size"], device=options.device)
                 with precision(options.precision, options.device):
-                    found, failure = attempt(partial(measured, model, x, options))
+                    found, failure = attempt(partial(measured, model, batch, options))
             rows.append({"model": name, "batch": batch, **(found if found is not None else {"failure": failure})})
             print(line(cells(rows[-1], options)), flush=True)
             save(options.json, about, rows)
