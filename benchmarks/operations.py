@@ -10,42 +10,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import weakref
-from typing import Any
 
 import timm
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from counting import Count
 
 import hilrp
 
 MODELS = ("resnet50", "swin_tiny_patch4_window7_224", "pvt_v2_b2")
-
-
-class Count(TorchDispatchMode):
-    """Counts calls, and the memory that is alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = self.alive = self.peak = 0
-        self._known: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.calls += 1
-        for t in tree_leaves(out):
-            storage = t.untyped_storage() if isinstance(t, torch.Tensor) else None
-            if storage is None or storage._cdata in self._known:
-                continue
-            self._known[storage._cdata] = storage.nbytes()
-            self.alive += storage.nbytes()
-            self.peak = max(self.peak, self.alive)
-            weakref.finalize(storage, self._free, storage._cdata)
-        return out
-
-    def _free(self, key: int) -> None:
-        self.alive -= self._known.pop(key, 0)
 
 
 def counted(explainer: hilrp.Explainer, x: torch.Tensor) -> tuple[int, int]:

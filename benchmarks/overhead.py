@@ -1,88 +1,156 @@
 """What an explanation costs beside a plain forward pass and input gradient of the same model, in the same run.
 
-    python benchmarks/overhead.py [--device cpu] [--batch 4] [--repeats 5] [MODEL ...]
+    python benchmarks/overhead.py [--device cuda] [--batch 32 1] [--precision tf32] [--compile] [--rules epsilon hilrp secant] [--json FILE]
 
-Prints one line per model: the median time of the plain pass, and the ratios of the explanations to it, with the
-smallest and largest ratio over the repeats; on a GPU also the ratios of peak memory. The plain pass has its parameters frozen, as
-input-gradient code does. ``secant`` is relative to a plain grey. Nothing is audited.
+Prints one table with a row per model and batch: the median time of the plain pass (parameters frozen, as input-gradient code does), on a GPU also that of the same pass captured as a
+CUDA graph, and for each rule set the ratio of its time to the plain pass's, with the smallest and largest over the repeats, and the ratio of peak memory. With ``--compile``
+explanations are recorded as CUDA graphs, and a second ratio is to the plain pass as a graph; memory is that without a recording, whose pool hides it. On a CPU memory is what
+torch's kernels allocate and nobody has let go of. ``secant`` is relative to a plain grey. Nothing is audited, and no maps of stages are made.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
+from statistics import median
+from typing import Any
 
 import timm
 import torch
+from measuring import (
+    CALLS_TO_RECORD,
+    Run,
+    add_options,
+    attempt,
+    environment,
+    explainer,
+    graphed,
+    header,
+    heading,
+    interleaved,
+    line,
+    on_gpu,
+    peak,
+    plain_pass,
+    precision,
+    ratio,
+    recording_of,
+    release,
+    save,
+)
+from torch import Tensor, nn
 
-import hilrp
+MODELS = (
+    "vit_base_patch16_224",
+    "swin_tiny_patch4_window7_224",
+    "pvt_v2_b2",
+    "maxvit_tiny_tf_224",
+    "efficientvit_b2",
+)
 
 
-def timed(run: Callable[[], object], device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def made(name: str, device: str) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model(name).eval().requires_grad_(False)
+    return model.to(device)
 
 
-def peak(run: Callable[[], object]) -> int:
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+def prepared(model: nn.Module, x: Tensor, rules: str, options: argparse.Namespace) -> tuple[Run, int, str]:
+    """An explanation that is ready to be timed, its peak memory, and whether it was recorded."""
+    made = explainer(model, rules)
+    run = partial(made.explain, x)
+    for _ in range(2):  # a second pass knows how many layers there are
+        run()
+    memory = peak(run, options.device)
+    if options.compile:
+        made = explainer(model, rules, compile=True)
+        run = partial(made.explain, x)
+        for _ in range(CALLS_TO_RECORD):
+            run()
+    return run, memory, recording_of(made)
+
+
+def measured(model: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    x = torch.randn(batch, *model.default_cfg["input_size"], device=options.device)
+    plain = plain_pass(model, x)
+    for _ in range(2):
+        plain()
+    runs: dict[str, Run] = {"plain": plain}
+    memory = {"plain": peak(plain, options.device)}
+    recorded: dict[str, str] = {}
+    failures: dict[str, str | None] = {}
+    for rules in options.rules:
+        found, failures[rules] = attempt(partial(prepared, model, x, rules, options))
+        if found is not None:
+            runs[rules], memory[rules], recorded[rules] = found
+    if on_gpu(options.device):
+        graph, failures["graph"] = attempt(partial(graphed, plain))
+        if graph is not None:
+            runs["graph"] = graph
+    return {
+        "seconds": interleaved(runs, options.device, options.repeats),
+        "bytes": memory,
+        "recorded": recorded,
+        "failures": {name: reason for name, reason in failures.items() if reason is not None},
+    }
+
+
+def columns(options: argparse.Namespace) -> list[str]:
+    found = ["model", "batch", "plain, ms"]
+    if on_gpu(options.device):
+        found.append("plain as a graph, ms")
+    for rules in options.rules:
+        found.append(f"{rules} / plain")
+        if on_gpu(options.device) and options.compile:
+            found.append(f"{rules} / graph")
+    return [*found, "plain, MB", *(f"{rules}, memory" for rules in options.rules), "recorded"]
+
+
+def cells(row: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    if "failure" in row:
+        return [row["model"], str(row["batch"]), row["failure"]]
+    seconds, memory, failures = row["seconds"], row["bytes"], row["failures"]
+    found = [row["model"], str(row["batch"]), f"{median(seconds['plain']) * 1000:.1f}"]
+    if on_gpu(options.device):
+        found.append(f"{median(seconds['graph']) * 1000:.1f}" if "graph" in seconds else failures["graph"])
+    for rules in options.rules:
+        found.append(ratio(seconds[rules], seconds["plain"]) if rules in seconds else failures[rules])
+        if on_gpu(options.device) and options.compile:
+            found.append(ratio(seconds[rules], seconds["graph"]) if {rules, "graph"} <= set(seconds) else "")
+    found.append(f"{memory['plain'] / 2**20:.0f}")
+    found += [f"{memory[rules] / memory['plain']:.2f}" if rules in memory else "" for rules in options.rules]
+    said = row["recorded"]
+    return [
+        *found,
+        next(iter(said.values()))
+        if len(set(said.values())) == 1
+        else ", ".join(f"{rules}: {each}" for rules, each in said.items()),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "models", nargs="*", default=["vit_base_patch16_224", "swin_tiny_patch4_window7_224"], metavar="MODEL"
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
+    parser.add_argument("--batch", type=int, nargs="+", default=[4])
+    parser.add_argument("--rules", nargs="+", default=["epsilon", "hilrp"])
+    parser.add_argument("--compile", action="store_true")
+    add_options(parser, repeats=5)
     options = parser.parse_args()
-    print(
-        f"torch {torch.__version__}, timm {timm.__version__}, {options.device}, {torch.get_num_threads()} threads, batch {options.batch}"
-    )
+    about = environment(options, timm)
+    print(header(about) + "\n")
+    print(heading(columns(options)), flush=True)
+    rows: list[dict[str, Any]] = []
     for name in options.models:
-        torch.manual_seed(0)
-        model = timm.create_model(name).eval().requires_grad_(False).to(options.device)
-        x = torch.randn(options.batch, *model.default_cfg["input_size"], device=options.device)
-
-        def plain(model: torch.nn.Module = model, x: torch.Tensor = x) -> torch.Tensor:
-            leaf = x.clone().requires_grad_()
-            return torch.autograd.grad(model(leaf).amax(1).sum(), leaf)[0]
-
-        explainers = {
-            "epsilon": hilrp.Explainer(model, "epsilon", audit="off"),
-            "gamma": hilrp.Explainer(model, "hilrp", audit="off"),
-            "secant": hilrp.Explainer(model, "secant", reference=0.0, audit="off"),
-        }
-        runs = {rules: partial(explainer.explain, x) for rules, explainer in explainers.items()}
-        for run in (plain, *runs.values()):
-            run()
-        base: list[float] = []
-        ratios: dict[str, list[float]] = {rules: [] for rules in runs}
-        for _ in range(options.repeats):
-            base.append(timed(plain, options.device))
-            for rules, run in runs.items():
-                ratios[rules].append(timed(run, options.device) / base[-1])
-        shown = "  ".join(
-            f"{rules} {statistics.median(r):.2f} [{min(r):.2f}, {max(r):.2f}]" for rules, r in ratios.items()
-        )
-        if options.device != "cpu":
-            own = peak(plain)
-            shown += f"  memory {own / 2**20:.0f} MB  " + "  ".join(
-                f"{k} {peak(run) / own:.2f}" for k, run in runs.items()
-            )
-        print(f"{name:32s} plain {statistics.median(base) * 1000:7.0f} ms  {shown}", flush=True)
+        model, missing = attempt(partial(made, name, options.device))
+        for batch in options.batch:
+            found, failure = None, missing
+            if model is not None:
+                with precision(options.precision, options.device):
+                    found, failure = attempt(partial(measured, model, batch, options))
+            rows.append({"model": name, "batch": batch, **(found if found is not None else {"failure": failure})})
+            print(line(cells(rows[-1], options)), flush=True)
+            save(options.json, about, rows)
+            release()
 
 
 if __name__ == "__main__":
