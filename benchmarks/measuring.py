@@ -23,7 +23,7 @@ Run = Callable[[], object]
 _Found = TypeVar("_Found")
 
 #: The first call finds out how many classes there are, the second makes the form of input known, the third records.
-CALLS_TO_RECORD = 3
+CALLS_TO_RECORD = 2
 
 
 def on_gpu(device: str) -> bool:

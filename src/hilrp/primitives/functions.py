@@ -120,7 +120,7 @@ class _Bounded(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None) -> Tensor:
         held = y if change is None else change
-        ctx.save_for_backward(torch.div(held, m).nan_to_num_(0.0, 0.0, 0.0))
+        ctx.save_for_backward(kernels.slope(held, m))
         ctx.bound = bound
         return y.detach()
 
@@ -131,28 +131,12 @@ class _Bounded(Function):
         if bound == float("inf"):
             return g, None, None, None
         (left,) = ctx.saved_tensors
-        size = left.abs()
-        weight = least_weight(size, bound)
-        ratio = size.div_(size + weight).nan_to_num_(0.0, 0.0, 0.0).mul_(g)
-        return ratio, weight.mul_(ratio).mul_(left.sign()), None, None
+        return *kernels.bounded_shares(g, left, bound), None, None
 
 
 def bounded(y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None = None) -> Tensor:
-    """`redistribute` with the `least_weight` for each unit under a bound that is known when the backward pass comes by."""
+    """`redistribute` with the `kernels.least_weight` for each unit under a bound that is known when the backward pass comes by."""
     return _Bounded.apply(y, m, bound, change)
-
-
-def least_weight(left: Tensor, bound: float) -> Tensor:
-    """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
-
-    ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing cancels, zero where all does.
-    Contributions with the sign of the output then sum to ``p = 1 + left``, the others to ``n = 1 - left``. Under gamma
-    the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
-    grows with ``n / p`` to ``2 / (bound - 1)``.
-    """
-    against = ((1 - left) / (1 + left)).clamp_(0, 1)
-    gamma = against.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
-    return gamma / (2 + gamma)
 
 
 class Signs(NamedTuple):

@@ -93,6 +93,29 @@ def _times_slope(g_p, y_p, a_p, count, block: tl.constexpr):
 
 
 @triton.jit
+def _slope(y_p, a_p, out_p, count, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    slope = tl.load(y_p + at, inside, 0.0).to(tl.float32) / tl.load(a_p + at, inside, 0.0).to(tl.float32)
+    tl.store(out_p + at, tl.where(tl.abs(slope) < float("inf"), slope, 0.0), inside)
+
+
+@triton.jit
+def _bounded_shares(g_p, left_p, direct_p, through_p, steepness, count, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    left = tl.load(left_p + at, inside, 0.0).to(tl.float32)
+    size = tl.abs(left)
+    against = tl.minimum(tl.maximum((1 - size) / (1 + size), 0.0), 1.0)
+    gamma = tl.maximum(against * steepness - 1, 0.0)
+    weight = gamma / (2 + gamma)
+    d = size + weight
+    direct = tl.where(d == 0, 0.0, size / d) * tl.load(g_p + at, inside, 0.0).to(tl.float32)
+    tl.store(direct_p + at, direct, inside)
+    tl.store(through_p + at, tl.where(left < 0, -weight, weight) * direct, inside)
+
+
+@triton.jit
 def _normalised_back(
     g_p, inverse_p, scale_p, out_p, rows, columns,
     scaled: tl.constexpr, centre: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
@@ -192,6 +215,21 @@ def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
     """See `kernels.times_slope`."""
     _times_slope[_grid(y)](g, y, a, y.numel(), _BLOCK)
     return y
+
+
+def slope(y: Tensor, a: Tensor) -> Tensor:
+    """See `kernels.slope`."""
+    out = torch.empty_like(y)
+    _slope[_grid(y)](y, a, out, y.numel(), _BLOCK)
+    return out
+
+
+def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """See `kernels.bounded_shares`."""
+    direct, through = torch.empty_like(g), torch.empty_like(g)
+    steepness = (bound + 1) / (bound - 1)
+    _bounded_shares[_grid(g)](g, left, direct, through, steepness, g.numel(), _BLOCK)
+    return direct, through
 
 
 def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, centre: bool) -> Tensor:

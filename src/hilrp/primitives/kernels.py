@@ -52,6 +52,29 @@ def shared_out(
     return direct, through
 
 
+def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """The gradients of the two products under the `least_weight` of each unit; ``left`` has the sign of what is shared out."""
+    if (fused := _fused(g, left)) is not None:
+        return fused.bounded_shares(g, left, bound)
+    size = left.abs()
+    weight = least_weight(size, bound)
+    direct = size.div_(size + weight).nan_to_num_(0.0, 0.0, 0.0).mul_(g)
+    return direct, weight.mul_(direct).mul_(left.sign())
+
+
+def least_weight(left: Tensor, bound: float) -> Tensor:
+    """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
+
+    ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing cancels, zero where all does.
+    Contributions with the sign of the output then sum to ``p = 1 + left``, the others to ``n = 1 - left``. Under gamma
+    the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
+    grows with ``n / p`` to ``2 / (bound - 1)``.
+    """
+    against = ((1 - left) / (1 + left)).clamp_(0, 1)
+    gamma = against.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
+    return gamma / (2 + gamma)
+
+
 def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
     """``|x|``, and the sign as a byte."""
     if (fused := _fused(x)) is not None:
@@ -69,6 +92,8 @@ def with_sign(g: Tensor, x: Tensor, own: bool = False) -> Tensor:
 
 def slope(y: Tensor, a: Tensor) -> Tensor:
     """``y / a``; zero where that isn't finite."""
+    if (fused := _fused(y, a)) is not None:
+        return fused.slope(y, a)
     return torch.div(y, a).nan_to_num_(0.0, 0.0, 0.0)
 
 
