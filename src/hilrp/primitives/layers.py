@@ -45,9 +45,15 @@ class Demand:
 
         part.register_hook(note)
 
+    def expect_all(self) -> None:
+        """Says that relevance may come back to any feature."""
+        self._found = 0, self._features
+
 
 def _shown(part: Tensor, root: Tensor, features: int) -> tuple[int, int]:
     """The interval of features that a view of a contiguous tensor shows."""
+    if part.dtype != root.dtype:  # complex numbers count in pairs
+        return 0, features
     first = int(part.storage_offset() - root.storage_offset()) % features
     steps = zip(part.shape, part.stride(), strict=True)
     last = first + sum(int((size - 1) * step) for size, step in steps if step % features)
@@ -64,6 +70,21 @@ def watch(operands: Iterable[Tensor], output: Any = None) -> None:
         found = tensors(output)
         if not found or any(out._base is not root for out in found):
             demand.watch(t, root)
+
+
+def watch_hidden(t: Tensor) -> None:
+    """Says that nobody saw the operation that made a tensor, or what it took of the layers before it."""
+    seen, queue = set(), [t.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        demand = getattr(node, "demand", None)
+        if demand is not None:
+            demand.expect_all()
+        else:
+            queue += [parent for parent, _ in node.next_functions]
 
 
 def fits(call: Call) -> bool:
