@@ -1,4 +1,4 @@
-"""Compiles every kernel for the generations of GPUs that are named, without one. Prints, as JSON, how large each became."""
+"""Compiles every kernel for generations of GPUs and types of numbers (``90:bf16``), without a GPU. Prints, as JSON, how large each became."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def signatures(kernel: triton.JITFunction, kind: str):
         yield types | {"scale_p": "*fp32"}, {"scaled": True, "centre": True, "height": 2, "width": 1024}
 
 
-def main(capabilities: list[str]) -> None:
+def main(targets: list[str]) -> None:
     sizes: dict[str, dict[str, int]] = {}
     # Those without pointers are parts of others.
     found = {name: kernel for name, kernel in vars(fused).items() if isinstance(kernel, triton.JITFunction)}
     whole = {name: kernel for name, kernel in found.items() if any(p.name.endswith("_p") for p in kernel.params)}
-    for capability in capabilities:
-        target, sizes[capability] = GPUTarget("cuda", int(capability), 32), {}
+    for target in targets:
+        capability, kind = target.split(":")
+        sizes[target] = {}
         for name, kernel in whole.items():
-            for kind in ("fp32", "bf16"):
-                for types, constants in signatures(kernel, kind):
-                    source = ASTSource(kernel, signature=types, constexprs=constants)
-                    key = f"{name} {kind} {types.get('x_p', '')} {constants}"
-                    sizes[capability][key] = len(triton.compile(source, target=target).asm["cubin"])
+            for types, constants in signatures(kernel, kind):
+                source = ASTSource(kernel, signature=types, constexprs=constants)
+                compiled = triton.compile(source, target=GPUTarget("cuda", int(capability), 32))
+                sizes[target][f"{name} {types.get('x_p', '')} {constants}"] = len(compiled.asm["cubin"])
     print(json.dumps(sizes))
 
 

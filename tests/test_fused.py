@@ -55,8 +55,9 @@ def test_kernels_beside_the_plain_functions(interpreted, kernel, dtype):
 
 @needs_triton
 def test_kernels_compile_without_a_gpu(tmp_path):
-    found = printed("compiled.py", "80", "90", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
-    assert list(found) == ["80", "90"]
+    targets = ["80:bf16", "90:fp32", "90:bf16"]
+    found = printed("compiled.py", *targets, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert list(found) == targets
     for sizes in found.values():
         assert {name.split()[0].lstrip("_") for name in sizes} == set(KERNELS)
         assert all(size > 1000 for size in sizes.values())
