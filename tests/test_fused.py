@@ -38,7 +38,7 @@ def printed(script: str, *arguments: str, **environment: str) -> dict:
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, tuple[float, int, bool]]:
-    return printed("interpreted.py", TRITON_INTERPRET="1")
+    return printed("kernel_cases.py", TRITON_INTERPRET="1")
 
 
 @needs_triton
@@ -56,7 +56,7 @@ def test_kernels_beside_the_plain_functions(interpreted, kernel, dtype):
 @needs_triton
 def test_kernels_compile_without_a_gpu(tmp_path):
     targets = ["80:bf16", "90:fp32", "90:bf16"]
-    found = printed("compiled.py", *targets, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    found = printed("kernel_builds.py", *targets, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
     assert list(found) == targets
     for sizes in found.values():
         assert {name.split()[0].lstrip("_") for name in sizes} == set(KERNELS)

@@ -1,6 +1,6 @@
-"""The kernels on a processor: Triton's interpreter beside the plain functions. Prints, as JSON, how far each is off, and how often a kernel ran.
+"""The kernels beside the plain functions, case by case.
 
-Run with ``TRITON_INTERPRET=1``, which must be set before Triton is imported.
+Run with ``TRITON_INTERPRET=1``, which must be set before Triton is imported, it does so on a processor, and prints as JSON how far each is off.
 """
 
 from __future__ import annotations
@@ -153,38 +153,42 @@ def error(found: Any, expected: Any) -> float:
     return worst
 
 
+def compared(dtype: torch.dtype, choose: Callable[..., Any]) -> dict[str, tuple[float, int, bool]]:
+    """By case: how far the kernels that ``choose`` gives for operands are off, how often one ran, and whether one was to run."""
+    found: dict[str, tuple[float, int, bool]] = {}
+    kind, before, ran = str(dtype).removeprefix("torch."), kernels._fused, 0
+
+    def counted(*operands: Tensor) -> Any:
+        nonlocal ran
+        chosen = choose(*operands)
+        ran += chosen is not None
+        return chosen
+
+    try:
+        for name, run, expected in (*single_values(dtype), *norms(dtype), *shared(dtype)):
+            kernels._fused = lambda *_: None
+            exact, ran = run(), 0
+            kernels._fused = counted
+            found[f"{kind} {name}"] = error(run(), exact), ran, expected
+        for name, g, c, samples, expected in shares(dtype):
+            total = torch.arange(float(samples), dtype=torch.float64)
+            exact = total.clone()
+            if expected:
+                exact += 0.5 * (c.double() * g.double()).reshape(samples, -1).sum(1)
+            done = kernels.add_shares(total, c, g, 0.5)
+            found[f"{kind} add_shares {name}"] = error(total, exact), int(done), expected
+    finally:
+        kernels._fused = before
+    return found
+
+
 def main() -> None:
     torch.manual_seed(0)
     warnings.simplefilter("ignore", RuntimeWarning)
-    found: dict[str, tuple[float, int, bool]] = {}
-    ran = 0
-
-    def on_processor(*operands: Tensor) -> Any:
-        nonlocal ran
-        taken = fused.takes(*operands)
-        ran += taken
-        return fused if taken else None
-
-    plain = kernels._fused
     # The interpreter takes the bits of bfloat16 for whole numbers where a kernel compares them.
-    for dtype in (torch.float32, torch.float16):
-        kind = str(dtype).removeprefix("torch.")
-        for name, run, expected in (*single_values(dtype), *norms(dtype), *shared(dtype)):
-            exact, ran = run(), 0
-            kernels._fused = on_processor
-            found[f"{kind} {name}"] = error(run(), exact), ran, expected
-            kernels._fused = plain
-        kernels._fused = on_processor
-        for name, g, c, samples, expected in shares(dtype):
-            total = torch.arange(float(samples), dtype=torch.float64)
-            before = total.clone()
-            done = kernels.add_shares(total, c, g, 0.5)
-            exact = before
-            if expected:
-                exact = before + 0.5 * (c.double() * g.double()).reshape(samples, -1).sum(1)
-            found[f"{kind} add_shares {name}"] = error(total, exact), int(done), expected
-        kernels._fused = plain
-    print(json.dumps(found))
+    types = torch.float32, torch.float16
+    found = [compared(dtype, lambda *operands: fused if fused.takes(*operands) else None) for dtype in types]
+    print(json.dumps(found[0] | found[1]))
 
 
 if __name__ == "__main__":
