@@ -22,10 +22,15 @@ Case = tuple[str, Callable[[], Any], bool]
 SHAPES = [(1,), (3, 5, 7), (2, 1025), (2, 6, 5, 3)]
 
 
+def uniform(*shape: int) -> Tensor:
+    """Numbers from 0 to 1, the same on every device."""
+    return torch.rand(shape, device="cpu").to(torch.get_default_device())
+
+
 def values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers of both signs, and zeros."""
-    t = torch.randn(shape)
-    return t.masked_fill(torch.rand(shape) < 0.2, 0.0).to(dtype)
+    t = torch.randn(shape, device="cpu").to(torch.get_default_device())
+    return t.masked_fill(uniform(*shape) < 0.2, 0.0).to(dtype)
 
 
 def single_values(dtype: torch.dtype) -> Iterator[Case]:
@@ -68,7 +73,7 @@ def single_values(dtype: torch.dtype) -> Iterator[Case]:
 def norms(dtype: torch.dtype) -> Iterator[Case]:
     for shape in ((3, 5, 48), (7, 1), (2, 3, 1000), (1, 2049)):
         g, columns = values(*shape, dtype=dtype), shape[-1]
-        inverse, scale = torch.rand(g.numel() // columns, 1), torch.randn(columns)
+        inverse, scale = uniform(g.numel() // columns, 1), values(columns)
         for own in (scale, None):
             for centre in (True, False):
                 yield (
@@ -88,12 +93,12 @@ def norms(dtype: torch.dtype) -> Iterator[Case]:
 
 def shared(dtype: torch.dtype) -> Iterator[Case]:
     """Parts of longer rows, with what a bias keeps of the relevance of each sample."""
-    whole, held = values(4, 5, 96, dtype=dtype), values(4, 5, 300, dtype=dtype)
+    whole, held = values(4, 5, 96, dtype=dtype).abs(), values(4, 5, 300, dtype=dtype)
     for first, last in ((32, 64), (0, 96), (95, 96), (3, 50)):
         g, y = whole[..., first:last], held[..., first + 7 : last + 7]
-        m = y.abs() + torch.rand(y.shape).to(dtype)
-        m[y == 0] *= (torch.rand(y.shape) < 0.5)[y == 0]
-        bias = values(last - first, dtype=dtype)
+        m = y.abs() + uniform(*y.shape).to(dtype)
+        m[(y == 0) & (uniform(*y.shape) < 0.5)] = 0
+        bias = values(last - first, dtype=dtype) + 1
         for samples in (1, 2, 4):
             for constant in (bias, None):
 

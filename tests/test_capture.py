@@ -311,3 +311,60 @@ def test_checked_classes_give_the_same_score(target):
     assert torch.equal(found.value, plain.value)
     assert torch.equal(found.classes, plain.classes)
     assert (found.against is None) == (plain.against is None) == (not isinstance(target, Contrast))
+
+
+# How many classes there are -------------------------------------------------------------------------------------------
+
+
+class OnGpu:
+    """A tensor that says that it is on a GPU."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.like, self.is_cuda = like, True
+
+    def __getattr__(self, name: str):
+        return getattr(self.like, name)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What an explainer would record for a target."""
+    find = hilrp.explainer.tensors
+
+    def ask(explainer: hilrp.Explainer, x: torch.Tensor, target):
+        monkeypatch.setattr("hilrp.explainer.tensors", lambda tree: [OnGpu(t) for t in find(tree)])
+        monkeypatch.setattr(explainer._recorder, "run", lambda inputs, step: inputs[1])
+        try:
+            return explainer._recorded(lambda inputs: None, x, target, len(x), None)
+        finally:
+            monkeypatch.setattr("hilrp.explainer.tensors", find)
+
+    return ask
+
+
+def test_classes_are_those_of_the_model_as_it_is(model, asked):
+    """An index that is out of range may not reach the device, which would never answer again."""
+    explainer, x = hilrp.Explainer(model, compile=True), torch.randn(2, 3, 8, 8)
+    assert asked(explainer, x, 3) is None
+    explainer.explain(x)
+    assert asked(explainer, x, 3).wanted.tolist() == [3, 3]
+    assert asked(explainer, x, None).wanted is None
+    assert asked(explainer, x, lambda out: out[:, 0]) is None
+    with pytest.raises(hilrp.TargetError, match="5 classes"):
+        asked(explainer, x, 6)
+
+    model[5] = nn.Linear(4 * 36, 9).eval()
+    assert asked(explainer, x, 6) is None
+    explainer.explain(x, 6)
+    assert asked(explainer, x, 6).wanted.tolist() == [6, 6]
+    with pytest.raises(hilrp.TargetError, match="9 classes"):
+        asked(explainer, x, 9)
+
+
+def test_one_number_for_each_sample_is_one_class(asked):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 1), nn.Flatten(0)).eval()
+    explainer, x = hilrp.Explainer(model, compile=True), torch.randn(4, 3, 2, 2)
+    explainer.explain(x, 0)
+    assert asked(explainer, x, 0).wanted.tolist() == [0] * 4
+    with pytest.raises(hilrp.TargetError, match="1 classes"):
+        asked(explainer, x, 1)

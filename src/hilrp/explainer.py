@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.batches import Batch, in_batches
-from hilrp.capture import Recorder
+from hilrp.capture import Recorder, Snapshot
 from hilrp.checks import check_input, check_model, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation, mean_of
@@ -112,7 +112,7 @@ class Explainer:
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
         self._layers: int | None = None
-        self._classes: int | None = None
+        self._classes: tuple[Snapshot, int] | None = None
         self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
         self._fitted: dict[Hashable, int] = {}
 
@@ -184,20 +184,31 @@ class Explainer:
         found = self._recorded(step, x, target, batch, reference) if self._recorder is not None else None
         if found is None:
             found = step((x, target, reference))
-            self._classes = None if found.classes is None else logits_of(found.output).shape[-1]
+            if self._recorder is not None:
+                self._count_classes(found)
             if self._recorder is not None and self._recorder.failure is not None:
                 notes = {f"runs without a CUDA graph, which could not be recorded ({self._recorder.failure})": 1}
                 found = replace(found, notes=found.notes | notes)
         return found
+
+    def _count_classes(self, found: Outcome) -> None:
+        logits = None if found.classes is None else logits_of(found.output)
+        # One number for each sample is one class.
+        count = 0 if logits is None else logits.shape[-1] if logits.ndim > 1 else 1
+        self._classes = (Snapshot(self.model), count) if count else None
 
     def _recorded(
         self, step: Callable[[Any], Outcome], x: Any, target: Target, batch: int, reference: Any
     ) -> Outcome | None:
         """The step by its recording, where there is one: what a target that is a function does on the host, nobody knows."""
         assert self._recorder is not None
-        if callable(target) or self._classes is None or not all(t.is_cuda for t in tensors((x, reference))):
+        known = self._classes
+        if callable(target) or known is None or not all(t.is_cuda for t in tensors((x, reference))):
             return None
-        logits = tensors(x)[0].new_empty(1).expand(batch, self._classes)
+        snapshot, classes = known
+        if not snapshot.holds():  # a model with another head may have other classes
+            return None
+        logits = tensors(x)[0].new_empty(1).expand(batch, classes)
         return self._recorder.run((x, checked(target, logits), reference), step)
 
     def _run(
