@@ -129,7 +129,7 @@ def recordings(explainer: hilrp.Explainer) -> list:
 
 
 @needs_triton
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-6), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
 def test_kernels_beside_the_plain_functions(dtype, bound):
     from kernel_cases import compared
 
@@ -414,7 +414,7 @@ def test_inputs_by_name():
         for _ in range(3):
             found, expected = compiled.explain(x, 1), hilrp.explain(model, x, 1)
             assert list(found.relevance) == list(x)
-            assert all(apart(found.relevance[name], expected.relevance[name]) < 1e-6 for name in ("a", "b"))
+            assert all(apart(found.relevance[name], expected.relevance[name]) < 1e-5 for name in ("a", "b"))
     assert len(recordings(compiled)) == 3
 
 
@@ -448,7 +448,7 @@ def test_functions_of_the_output_run_as_they_are():
     for _ in range(3):
         x = images()
         found, expected = compiled.explain(x, target), plain.explain(x, target)
-        assert apart(found.relevance, expected.relevance) < 1e-6
+        assert apart(found.relevance, expected.relevance) < 1e-5
     assert len(calls) == 6
     assert recordings(compiled) == []
 
