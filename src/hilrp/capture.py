@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hilrp.checks import tf32
 from hilrp.memory import shortage
 from hilrp.tree import map_tensors, tensors
 
@@ -27,23 +28,23 @@ class Snapshot:
     """What a recording takes for granted of a model: its modules, and where its parameters are in memory."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._members: list[tuple[Any, str, Any, int]] = []
         self._modules = [(module, module.training) for module in model.modules()]
-        for module, _ in self._modules:
-            self._members += [(module._modules, name, child, 0) for name, child in module._modules.items()]
-            for table in (module._parameters, module._buffers):
-                self._members += [(table, name, t, _address(t)) for name, t in table.items()]
+        tables = [table for m, _ in self._modules for table in (m._modules, m._parameters, m._buffers)]
+        self._tables: list[tuple[Any, dict[str, tuple[Any, int]]]] = [
+            (table, {name: (member, _address(member)) for name, member in table.items()}) for table in tables
+        ]
 
     def holds(self) -> bool:
         """Whether all is as it was. Values of parameters may have changed: a graph reads them where they are."""
         return all(
-            table.get(name) is member and (address == 0 or member.data_ptr() == address)
-            for table, name, member, address in self._members
+            table.keys() == before.keys()
+            and all(table[name] is member and _address(member) == at for name, (member, at) in before.items())
+            for table, before in self._tables
         ) and all(module.training == before for module, before in self._modules)
 
 
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
+def _address(member: Tensor | nn.Module | None) -> int:
+    return member.data_ptr() if isinstance(member, Tensor) else 0
 
 
 class _Recording(Generic[_Result]):
@@ -96,6 +97,7 @@ class Recorder(Generic[_Result]):
             recording = self._recordings.get(key)
             if recording is None or not recording.snapshot.holds():
                 recording = self._record(key, inputs, step) if key in self._met else None
+            self._met.add(key)
             if recording is None:
                 return None
             self._recordings.move_to_end(key)
@@ -127,17 +129,8 @@ class Recorder(Generic[_Result]):
 
 
 def form(inputs: Any) -> Hashable:
-    """What must be the same for a recording to be used: shapes, types, devices, and how torch is told to compute."""
-    kinds = tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors(inputs))
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    """What must be the same for a recording to be used: names, shapes, types, devices, what isn't a tensor, and how torch is told to compute."""
+    kinds = repr(map_tensors(lambda t: f"{tuple(t.shape)} {t.stride()} {t.dtype} {t.device}", inputs))
     attention = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled())
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return (
-        kinds,
-        autocast,
-        torch.get_float32_matmul_precision(),
-        matmul.allow_tf32,
-        cudnn.allow_tf32,
-        cudnn.deterministic,
-        attention,
-    )
+    return kinds, autocast, tf32(), torch.backends.cudnn.deterministic, attention

@@ -20,9 +20,17 @@ TF32_TOLERANCE = 5e-3
 
 def tolerance(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
     """How far the books may be from closing: that of the coarsest type that the pass computed in."""
-    tf32 = device.type == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
-    limits = TOLERANCE | ({torch.float32: TF32_TOLERANCE} if tf32 else {})
+    coarse = device.type == "cuda" and any(tf32())
+    limits = TOLERANCE | ({torch.float32: TF32_TOLERANCE} if coarse else {})
     return max((limits.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+
+
+def tf32() -> tuple[bool, bool]:
+    """Whether torch multiplies, and convolves, in TF32 on a GPU. Where the caller has used the newer names of these settings, the older raise."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(cudnn, "conv"):
+        return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+    return matmul.allow_tf32, cudnn.allow_tf32
 
 
 def zero_score(score: Tensor) -> str | None:

@@ -228,6 +228,7 @@ class Engine(TorchFunctionMode):
         if tensor.is_leaf or not self.tracker.reaches_input(tensor):
             return False
         self._on_problem(messages.hidden_operation(tensor, self.path, name))
+        layers.watch_hidden(tensor)
         self.tracker.track(tensor, Level.SIGNAL, None)
         return True
 

@@ -46,9 +46,15 @@ class Demand:
 
         part.register_hook(note)
 
+    def expect_all(self) -> None:
+        """Says that relevance may come back to any feature."""
+        self._found = 0, self._features
+
 
 def _shown(part: Tensor, root: Tensor, features: int) -> tuple[int, int]:
     """The interval of features that a view of a contiguous tensor shows."""
+    if part.dtype != root.dtype:  # complex numbers count in pairs
+        return 0, features
     first = int(part.storage_offset() - root.storage_offset()) % features
     steps = zip(part.shape, part.stride(), strict=True)
     last = first + sum(int((size - 1) * step) for size, step in steps if step % features)
@@ -67,6 +73,21 @@ def watch(operands: Iterable[Tensor], output: Any = None) -> None:
             demand.watch(t, root)
 
 
+def watch_hidden(t: Tensor) -> None:
+    """Says that nobody saw the operation that made a tensor, or what it took of the layers before it."""
+    seen, queue = set(), [t.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        demand = getattr(node, "demand", None)
+        if demand is not None:
+            demand.expect_all()
+        else:
+            queue += [parent for parent, _ in node.next_functions]
+
+
 @dataclass(frozen=True)
 class _Linear:
     """``W x + b`` over the last axis."""
@@ -75,10 +96,10 @@ class _Linear:
         return F.linear(x, weight, bias)
 
     def back(self, g: Tensor, weight: Tensor, like: Tensor, onto: Tensor | None = None) -> Tensor:
-        """``W^T g``, in the form of ``like``, added to ``onto`` in place."""
+        """``W^T g``, added to ``onto`` in place."""
         rows = g.flatten(0, -2)
         found = rows @ weight if onto is None else onto.flatten(0, -2).addmm_(rows, weight)
-        return found.view(like.shape)
+        return found.view(*g.shape[:-1], weight.shape[1])
 
     def along(self, bias: Tensor) -> Tensor:
         """The bias, so that it broadcasts against the output."""
@@ -167,12 +188,9 @@ class _Layer(Function):
         ctx.demand = Demand(y.shape[-1]) if isinstance(own, _Linear) else None
         ctx.keeps_output, ctx.f = share and waits, None
         kept: tuple[Tensor, ...] = ()
-        if not share:
-            # Of what the backward pass is to have the form of, a view of one number has all that matters.
-            kept = (x.new_empty(1).as_strided(x.shape, [0] * x.ndim),)
-        elif waits:
+        if share and waits:
             kept = (x.to(y.dtype), y)
-        else:
+        elif share:
             x = x.to(y.dtype)
             size, sign = kernels.size_and_sign(x) if signs is None else (x.abs(), signs.kept)
             ctx.f = None if signs is None else signs.f
@@ -183,25 +201,25 @@ class _Layer(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bias, like, *kept = ctx.saved_tensors
+        weight, bias, *kept = ctx.saved_tensors
         own, share = ctx.own, ctx.share
         if ctx.demand is not None:
             part = slice(*ctx.demand.interval)
             weight, bias, g = weight[part], None if bias is None else bias[part], g[..., part]
-            kept = [t[..., part] for t in kept]
+            kept[1:] = [t[..., part] for t in kept[1:]]
         weight, bias = weight.to(g.dtype), None if bias is None else own.along(bias.to(g.dtype))
         if not share:
             if bias is not None:
                 ctx.book(bias, g)
-            return own.back(g, weight, like).to(ctx.dtype), *[None] * 8
+            return own.back(g, weight, g).to(ctx.dtype), *[None] * 8
         size = weight.abs()
-        signs = Signs(like, ctx.f).read()
+        signs = Signs(kept[0], ctx.f).read()
         if ctx.waits:
             m = own(signs.abs(), *_sizes(weight, bias, g.dtype))
-            direct, through = kernels.shared_out(g, kept[0], m, share, bias, ctx.book)
+            direct, through = kernels.shared_out(g, kept[1], m, share, bias, ctx.book)
             del m
         else:
-            direct, through = kernels.shares_of(g, kept[0], share)
+            direct, through = kernels.shares_of(g, kept[1], share)
             if bias is not None:
                 ctx.book(bias, direct)
                 ctx.book(bias.abs(), through)

@@ -1,0 +1,370 @@
+"""Recordings as far as they can be looked at without a GPU: what they take for granted, and when they are made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import hilrp
+from hilrp import capture
+from hilrp.capture import Recorder, Snapshot, form
+from hilrp.targets import Contrast
+from hilrp.targets.classes import Checked, checked, score_of
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    parts = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 4, 1, bias=False), nn.Flatten()]
+    return nn.Sequential(*parts, nn.Linear(4 * 36, 5)).eval()
+
+
+# What is taken for granted ---------------------------------------------------------------------------------------------
+
+HARMLESS = {
+    "nothing": lambda m: None,
+    "a weight in place": lambda m: m[0].weight.data.mul_(2),
+    "a step of an optimiser": lambda m: torch.optim.SGD(m.parameters(), 0.1).step(),
+    "a state": lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
+    "a buffer in place": lambda m: m[1].running_mean.add_(1),
+    "flags of parameters": lambda m: m.requires_grad_(False),
+    "a type that it has": lambda m: m.to(torch.float32),
+}
+CHANGES = {
+    "another type": lambda m: m.double(),
+    "there and back": lambda m: m.double().float(),
+    "another parameter": lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight.detach().clone())),
+    "other memory": lambda m: setattr(m[0].weight, "data", m[0].weight.data.clone()),
+    "no bias": lambda m: setattr(m[0], "bias", None),
+    "a bias where there was none": lambda m: setattr(m[3], "bias", nn.Parameter(torch.ones(4))),
+    "another buffer": lambda m: setattr(m[1], "running_mean", torch.ones(4)),
+    "one more buffer": lambda m: m[1].register_buffer("more", torch.ones(4)),
+    "another module": lambda m: m.__setitem__(2, nn.ReLU()),
+    "one more module": lambda m: m.append(nn.Softplus()),
+    "a module less": lambda m: m.__delitem__(5),
+    "a module deep down": lambda m: m[2].add_module("inner", nn.Identity()),
+    "training": lambda m: m.train(),
+    "training of a part": lambda m: m[1].train(),
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS)
+def test_values_of_weights_may_change(model, change):
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    snapshot = Snapshot(model)
+    before = model(torch.ones(1, 3, 8, 8))
+    with torch.no_grad():
+        HARMLESS[change](model)
+    assert snapshot.holds()
+    assert torch.equal(model(torch.ones(1, 3, 8, 8)), before) == (
+        change in ("nothing", "flags of parameters", "a type that it has")
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_weights_are_and_what_the_model_is_made_of_may_not(model, change):
+    snapshot = Snapshot(model)
+    assert snapshot.holds()
+    CHANGES[change](model)
+    assert not snapshot.holds()
+    assert Snapshot(model).holds()
+
+
+X = torch.randn(2, 3, 4, 4)
+
+
+def test_forms_of_inputs():
+    """Values are all that may differ."""
+    classes = torch.tensor([1, 2])
+    forms = [
+        form((X, Checked(None), None)),
+        form((X[:1], Checked(None), None)),
+        form((X.double(), Checked(None), None)),
+        form((X.to(memory_format=torch.channels_last), Checked(None), None)),
+        form((X, Checked(classes), None)),
+        form((X, Checked(classes, classes), None)),
+        form((X, Checked(None), X)),
+        form(((X, X), Checked(None), None)),
+        form(({"a": X, "b": X}, Checked(None), None)),
+        form(({"b": X, "a": X}, Checked(None), None)),
+        form(({"a": X, "c": X}, Checked(None), None)),
+        form(({"a": X, "whole": True}, Checked(None), None)),
+        form(({"a": X, "whole": False}, Checked(None), None)),
+    ]
+    assert len(set(forms)) == len(forms)
+    assert forms[0] == form((X + 1, Checked(None), None))
+    assert forms[4] == form((X * 2, Checked(classes + 1), None))
+    assert forms[11] == form(({"a": -X, "whole": True}, Checked(None), None))
+
+
+def test_forms_of_computing():
+    plain = form(X)
+    seen = [plain]
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    for dtype in (torch.bfloat16, torch.float16):
+        try:
+            # As torch.autocast does where there is a GPU.
+            torch.set_autocast_enabled("cuda", True)
+            torch.set_autocast_dtype("cuda", dtype)
+            seen.append(form(X))
+        finally:
+            torch.set_autocast_enabled("cuda", before[0])
+            torch.set_autocast_dtype("cuda", before[1])
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        seen.append(form(X))
+    for module, name in (
+        (torch.backends.cuda.matmul, "allow_tf32"),
+        (torch.backends.cudnn, "allow_tf32"),
+        (torch.backends.cudnn, "deterministic"),
+    ):
+        before = getattr(module, name)
+        setattr(module, name, not before)
+        try:
+            seen.append(form(X))
+        finally:
+            setattr(module, name, before)
+    assert len(set(seen)) == len(seen)
+    assert form(X) == plain
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="torch has but the older names")
+@pytest.mark.parametrize(
+    ("setting", "value", "multiplies", "convolves"),
+    [
+        ("cuda.matmul.fp32_precision", "tf32", True, True),
+        ("cudnn.conv.fp32_precision", "ieee", False, False),
+        ("fp32_precision", "tf32", True, True),
+    ],
+)
+def test_tf32_by_its_older_and_newer_names(setting, value, multiplies, convolves):
+    """Once the newer are used, torch refuses to answer by the older, and they can't be unused: hence a process for each."""
+    code = (
+        f"import torch; torch.backends.{setting} = {value!r}\n"
+        "from hilrp.capture import form\nfrom hilrp.checks import tf32, tolerance\n"
+        "form(torch.ones(1)); print(tf32(), tolerance([torch.float32], torch.device('cuda')))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    limit = 5e-3 if multiplies or convolves else 1e-4
+    assert found.stdout.strip() == f"{(multiplies, convolves)} {limit}", found.stderr[-500:]
+
+
+# When they are made ---------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """A recording that runs its step when it is replayed."""
+
+    made = 0
+    error: Exception | None = None
+
+    def __init__(self, inputs, step, model, pool) -> None:
+        if Recorded.error is not None:
+            raise Recorded.error
+        Recorded.made += 1
+        self.snapshot, self.step = Snapshot(model), step
+
+    def replay(self, inputs):
+        return "recorded", self.step(inputs)
+
+
+class Stream:
+    def wait_event(self, event) -> None: ...
+    def record_event(self) -> str:
+        return "event"
+
+
+@pytest.fixture
+def recorder(model, monkeypatch) -> Recorder:
+    monkeypatch.setattr(Recorded, "made", 0)
+    monkeypatch.setattr(Recorded, "error", None)
+    monkeypatch.setattr(capture, "_Recording", Recorded)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    return Recorder(model)
+
+
+def shape(inputs: torch.Tensor) -> tuple[int, ...]:
+    return tuple(inputs.shape)
+
+
+def test_the_second_input_of_a_form_is_recorded(recorder):
+    assert recorder.run(X, shape) is None
+    assert recorder.run(X[:1], shape) is None
+    assert Recorded.made == 0
+    for _ in range(3):
+        assert recorder.run(X + 1, shape) == ("recorded", (2, 3, 4, 4))
+    assert Recorded.made == 1
+    assert recorder.run(X[:1], shape) == ("recorded", (1, 3, 4, 4))
+    assert Recorded.made == 2
+
+
+def test_a_model_that_is_another_is_recorded_anew(recorder, model):
+    for _ in range(2):
+        recorder.run(X, shape)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    assert recorder.run(X, shape) is not None
+    assert Recorded.made == 1
+    model[2] = nn.ReLU()
+    for _ in range(2):
+        assert recorder.run(X, shape) is not None
+    assert Recorded.made == 2
+
+
+def test_some_forms_are_kept(recorder):
+    """The latest: a fifth takes the place of the one that was not used for longest."""
+    forms = [torch.zeros(n, 3) for n in range(1, 6)]
+    for t in forms * 2:
+        recorder.run(t, shape)
+    assert Recorded.made == 5
+    recorder.run(forms[1], shape)
+    assert Recorded.made == 5
+    recorder.run(forms[0], shape)
+    assert Recorded.made == 6
+    recorder.run(forms[1], shape)
+    assert Recorded.made == 6
+
+
+def test_what_cannot_be_recorded_is_not_tried_again(recorder):
+    recorder.run(X, shape)
+    Recorded.error = RuntimeError("operation not permitted when stream is capturing\nmore")
+    assert recorder.run(X, shape) is None
+    assert recorder.failure == "RuntimeError: operation not permitted when stream is capturing"
+    Recorded.error = None
+    assert recorder.run(X, shape) is None
+    assert Recorded.made == 0
+
+
+def test_a_shortage_of_memory_is_told(recorder):
+    recorder.run(X, shape)
+    Recorded.error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder.run(X, shape)
+    assert recorder.failure is None
+    Recorded.error = None
+    assert recorder.run(X, shape) is not None
+
+
+# On a processor, nothing changes --------------------------------------------------------------------------------------
+
+TARGETS = {
+    "prediction": None,
+    "class": 3,
+    "classes": [4, 0],
+    "tensor": torch.tensor([1, 2]),
+    "contrast": Contrast(1, [0, 2]),
+    "function": lambda out: out[:, 1] - out.mean(1),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("reference", [None, 0.25])
+def test_on_a_processor_it_is_as_without(model, target, reference):
+    explainers = [hilrp.Explainer(model, reference=reference, compile=compile) for compile in (False, True)]
+    for _ in range(3):
+        x = torch.randn(2, 3, 8, 8)
+        plain, found = (explainer.explain(x, TARGETS[target]) for explainer in explainers)
+        assert torch.equal(found.relevance, plain.relevance)
+        assert torch.equal(found.score, plain.score)
+        assert found.notes == plain.notes
+        assert found.ledger.entries.keys() == plain.ledger.entries.keys()
+        assert all(torch.equal(found.ledger.entries[k], v) for k, v in plain.ledger.entries.items())
+
+
+WRONG = {
+    "too large": (5, r"target=5 is out of range: the model has 5 classes, 0 to 4\."),
+    "negative": ([0, -1], r"target=-1 is out of range: the model has 5 classes, 0 to 4\."),
+    "too many": ([0, 1, 2], r"target has 3 classes for a batch of 2: give one, or one per sample\."),
+    "too few": (torch.tensor([1]), r"target has 1 classes for a batch of 2"),
+    "a fraction": (0.5, r"target=0\.5 is not a class\. Use None"),
+    "a truth value": (True, r"target=True is not a class"),
+    "a name": ("cat", r"target='cat' is a name"),
+    "wanted": (Contrast(7, 0), r"wanted=7 is out of range"),
+    "other": (Contrast(0, [0, 9]), r"other=9 is out of range"),
+    "others": (Contrast([0, 1], [0, 1, 2]), r"other has 3 classes for a batch of 2"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_classes_that_there_are_not(model, wrong):
+    """Whoever checks: before a recording, or when the output is there."""
+    target, message = WRONG[wrong]
+    logits = torch.randn(2, 5)
+    for check in (
+        lambda: checked(target, logits),
+        lambda: checked(target, logits.new_empty(1).expand(2, 5)),
+        lambda: score_of(logits, target, 2),
+        lambda: hilrp.Explainer(model, compile=True).explain(torch.randn(2, 3, 8, 8), target),
+    ):
+        with pytest.raises(hilrp.TargetError, match=message):
+            check()
+
+
+@pytest.mark.parametrize("target", [None, 3, [4, 0], torch.tensor([1, 2]), Contrast(1, [0, 2])])
+def test_checked_classes_give_the_same_score(target):
+    logits = torch.randn(2, 5)
+    plain, found = score_of(logits, target, 2), score_of(logits, checked(target, logits), 2)
+    assert torch.equal(found.value, plain.value)
+    assert torch.equal(found.classes, plain.classes)
+    assert (found.against is None) == (plain.against is None) == (not isinstance(target, Contrast))
+
+
+# How many classes there are -------------------------------------------------------------------------------------------
+
+
+class OnGpu:
+    """A tensor that says that it is on a GPU."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.like, self.is_cuda = like, True
+
+    def __getattr__(self, name: str):
+        return getattr(self.like, name)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What an explainer would record for a target."""
+    find = hilrp.explainer.tensors
+
+    def ask(explainer: hilrp.Explainer, x: torch.Tensor, target):
+        monkeypatch.setattr("hilrp.explainer.tensors", lambda tree: [OnGpu(t) for t in find(tree)])
+        try:
+            inputs = explainer._recordable(x, target, len(x), None)
+            return None if inputs is None else inputs[1]
+        finally:
+            monkeypatch.setattr("hilrp.explainer.tensors", find)
+
+    return ask
+
+
+def test_classes_are_those_of_the_model_as_it_is(model, asked):
+    """An index that is out of range may not reach the device, which would never answer again."""
+    explainer, x = hilrp.Explainer(model, compile=True), torch.randn(2, 3, 8, 8)
+    assert asked(explainer, x, 3) is None
+    explainer.explain(x)
+    assert asked(explainer, x, 3).wanted.tolist() == [3, 3]
+    assert asked(explainer, x, None).wanted is None
+    assert asked(explainer, x, lambda out: out[:, 0]) is None
+    with pytest.raises(hilrp.TargetError, match="5 classes"):
+        asked(explainer, x, 6)
+
+    model[5] = nn.Linear(4 * 36, 9).eval()
+    assert asked(explainer, x, 6) is None
+    explainer.explain(x, 6)
+    assert asked(explainer, x, 6).wanted.tolist() == [6, 6]
+    with pytest.raises(hilrp.TargetError, match="9 classes"):
+        asked(explainer, x, 9)
+
+
+def test_one_number_for_each_sample_is_one_class(asked):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 1), nn.Flatten(0)).eval()
+    explainer, x = hilrp.Explainer(model, compile=True), torch.randn(4, 3, 2, 2)
+    explainer.explain(x, 0)
+    assert asked(explainer, x, 0).wanted.tolist() == [0] * 4
+    with pytest.raises(hilrp.TargetError, match="1 classes"):
+        asked(explainer, x, 1)
