@@ -12,7 +12,14 @@ from triton.compiler import ASTSource
 from hilrp.primitives import fused
 
 #: Types of what isn't of the type of the model's numbers.
-TYPES = {"total_p": "*fp64", "sign_p": "*i8", "inverse_p": "*fp32", "share": "fp32", "scale": "fp32"}
+TYPES = {
+    "total_p": "*fp64",
+    "sign_p": "*i8",
+    "inverse_p": "*fp32",
+    "share": "fp32",
+    "scale": "fp32",
+    "steepness": "fp32",
+}
 CONSTANTS = {"block": 1024, "height": 4, "width": 256, "steps": 4}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -161,11 +163,11 @@ class Recorded:
     made = 0
     error: Exception | None = None
 
-    def __init__(self, inputs, step, model, pool) -> None:
+    def __init__(self, inputs, step, pool) -> None:
         if Recorded.error is not None:
             raise Recorded.error
         Recorded.made += 1
-        self.snapshot, self.step = Snapshot(model), step
+        self.step = step
 
     def replay(self, inputs):
         return "recorded", self.step(inputs)
@@ -203,14 +205,19 @@ def test_the_second_input_of_a_form_is_recorded(recorder):
 
 
 def test_a_model_that_is_another_is_recorded_anew(recorder, model):
+    assert not recorder.same_model()
     for _ in range(2):
         recorder.run(X, shape)
     with torch.no_grad():
         model[0].weight.mul_(2)
+    assert recorder.same_model()
     assert recorder.run(X, shape) is not None
     assert Recorded.made == 1
     model[2] = nn.ReLU()
+    assert not recorder.same_model()
+    assert recorder.run(X, shape) is None
     for _ in range(2):
+        assert recorder.same_model()
         assert recorder.run(X, shape) is not None
     assert Recorded.made == 2
 
@@ -237,6 +244,25 @@ def test_what_cannot_be_recorded_is_not_tried_again(recorder):
     Recorded.error = None
     assert recorder.run(X, shape) is None
     assert Recorded.made == 0
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_step_that_asks_the_device_is_not_recorded(asks, monkeypatch):
+    """torch warns of it where it is told to; the setting is put back, and other warnings are no reason."""
+    modes = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with contextlib.ExitStack() as stack:
+        if asks:
+            stack.enter_context(pytest.raises(RuntimeError, match="asks the device for numbers"))
+        with capture._never_asking():
+            said = (
+                "called a synchronizing CUDA operation"
+                if asks
+                else "a prototype that doesn't detect all synchronizing operations"
+            )
+            warnings.warn(f"{said} (Triggered internally)", stacklevel=1)
+    assert modes == [0, "warn", 0]
 
 
 def test_a_shortage_of_memory_is_told(recorder):
@@ -364,6 +390,7 @@ def test_classes_are_those_of_the_model_as_it_is(model, asked):
 def test_one_number_for_each_sample_is_one_class(asked):
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 1), nn.Flatten(0)).eval()
     explainer, x = hilrp.Explainer(model, compile=True), torch.randn(4, 3, 2, 2)
+    assert asked(explainer, x, 0) is None
     explainer.explain(x, 0)
     assert asked(explainer, x, 0).wanted.tolist() == [0] * 4
     with pytest.raises(hilrp.TargetError, match="1 classes"):

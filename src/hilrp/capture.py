@@ -7,8 +7,10 @@ inputs of the same form come for the second time: the first run, as it always wa
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -30,38 +32,39 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, module.training) for module in model.modules()]
         tables = [table for m, _ in self._modules for table in (m._modules, m._parameters, m._buffers)]
-        self._tables: list[tuple[Any, dict[str, tuple[Any, int]]]] = [
-            (table, {name: (member, _address(member)) for name, member in table.items()}) for table in tables
-        ]
+        self._sizes = [(table, len(table)) for table in tables]
+        self._members = [(table, name, member) for table in tables for name, member in table.items()]
+        held = [member for _, _, member in self._members if isinstance(member, Tensor)]
+        self._addresses = [(t, t.data_ptr()) for t in held]
 
     def holds(self) -> bool:
         """Whether all is as it was. Values of parameters may have changed: a graph reads them where they are."""
-        return all(
-            table.keys() == before.keys()
-            and all(table[name] is member and _address(member) == at for name, (member, at) in before.items())
-            for table, before in self._tables
-        ) and all(module.training == before for module, before in self._modules)
-
-
-def _address(member: Tensor | nn.Module | None) -> int:
-    return member.data_ptr() if isinstance(member, Tensor) else 0
+        return (
+            all(len(table) == size for table, size in self._sizes)
+            and all(table.get(name) is member for table, name, member in self._members)
+            and all(t.data_ptr() == address for t, address in self._addresses)
+            and all(module.training == before for module, before in self._modules)
+        )
 
 
 class _Recording(Generic[_Result]):
     """A step, recorded with its inputs and its result at fixed places in memory."""
 
-    def __init__(self, inputs: Any, step: Callable[[Any], _Result], model: nn.Module, pool: Any) -> None:
-        self.snapshot = Snapshot(model)
+    def __init__(self, inputs: Any, step: Callable[[Any], _Result], pool: Any) -> None:
         self._inputs = map_tensors(lambda t: t.detach().clone(), inputs)
         self._graph = torch.cuda.CUDAGraph()
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _never_asking():
             step(self._inputs)  # kernels and libraries make what they need for a stream when they first meet it
         current.wait_stream(stream)
-        # Other threads may go on with what they do with the device.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._result = step(self._inputs)
+        try:
+            # Other threads may go on with what they do with the device.
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._result = step(self._inputs)
+        except Exception:
+            _end_recording()
+            raise
 
     def replay(self, inputs: Any) -> _Result:
         """The result for other inputs, in memory of its own."""
@@ -81,6 +84,7 @@ class Recorder(Generic[_Result]):
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._snapshot: Snapshot | None = None
         self._recordings: OrderedDict[Hashable, _Recording[_Result]] = OrderedDict()
         self._met: set[Hashable] = set()
         self._lock = threading.Lock()
@@ -88,15 +92,25 @@ class Recorder(Generic[_Result]):
         self._done: torch.cuda.Event | None = None
         self.failure: str | None = None
 
+    def same_model(self) -> bool:
+        """Whether the model is as it was when this was last asked. If it isn't, what was recorded of it is forgotten."""
+        with self._lock:
+            if self._snapshot is not None and self._snapshot.holds():
+                return True
+            self._snapshot = Snapshot(self._model)
+            self._recordings.clear()
+            self._met.clear()
+            return False
+
     def run(self, inputs: Any, step: Callable[[Any], _Result]) -> _Result | None:
-        """The step's result by its recording; ``None`` if there is none, and the step is to be run as it is."""
+        """The step's result by its recording, of a model that is known to be the `same_model`; ``None`` if there is none, and the step is to be run as it is."""
         key = form(inputs)
         with self._lock:
             if self.failure is not None:
                 return None
             recording = self._recordings.get(key)
-            if recording is None or not recording.snapshot.holds():
-                recording = self._record(key, inputs, step) if key in self._met else None
+            if recording is None and key in self._met:
+                recording = self._record(key, inputs, step)
             self._met.add(key)
             if recording is None:
                 return None
@@ -113,11 +127,10 @@ class Recorder(Generic[_Result]):
         self._met.add(form(inputs))
 
     def _record(self, key: Hashable, inputs: Any, step: Callable[[Any], _Result]) -> _Recording[_Result] | None:
-        self._recordings.pop(key, None)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            self._recordings[key] = _Recording(inputs, step, self._model, self._pool)
+            self._recordings[key] = _Recording(inputs, step, self._pool)
         except Exception as error:
             if shortage(error):
                 raise
@@ -126,6 +139,27 @@ class Recorder(Generic[_Result]):
         while len(self._recordings) > _KEPT:
             self._recordings.popitem(last=False)
         return self._recordings[key]
+
+
+@contextmanager
+def _never_asking() -> Iterator[None]:
+    """Raises if what runs within asks the device for numbers: a recording would fail of it, and leave torch in disorder."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    if any("called a synchronizing CUDA operation" in str(warning.message) for warning in found):
+        raise RuntimeError("the model asks the device for numbers while it runs")
+
+
+def _end_recording() -> None:
+    """A recording that fails leaves torch's random generator in the belief that it is recorded; one that succeeds ends that."""
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
 
 
 def form(inputs: Any) -> Hashable:

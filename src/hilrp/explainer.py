@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.batches import Batch, in_batches
-from hilrp.capture import Recorder, Snapshot
+from hilrp.capture import Recorder
 from hilrp.checkpointing import find_checkpoints
 from hilrp.checks import check_input, check_model, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
@@ -122,7 +122,7 @@ class Explainer:
                 f'checkpoint={checkpoint!r} goes with rules without a reference: relative to one, all of a model runs at once. Use rules="hilrp" or batch="auto".'
             )
         self._layers: int | None = None
-        self._classes: tuple[Snapshot, int] | None = None
+        self._classes: int | None = None
         self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
         self._fitted: dict[Hashable, int] = {}
 
@@ -201,13 +201,13 @@ class Explainer:
 
     def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, Target, Any] | None:
         """What a recording takes, where there can be one: what a target that is a function does on the host, nobody knows."""
-        if self._recorder is None or self._classes is None or callable(target):
+        if self._recorder is None or callable(target) or not all(t.is_cuda for t in tensors((x, reference))):
             return None
-        snapshot, classes = self._classes
-        # A model with another head may have other classes.
-        if not all(t.is_cuda for t in tensors((x, reference))) or not snapshot.holds():
+        if not self._recorder.same_model():
+            self._classes = None  # one with another head may have other classes
+        if self._classes is None:
             return None
-        logits = tensors(x)[0].new_empty(1).expand(batch, classes)
+        logits = tensors(x)[0].new_empty(1).expand(batch, self._classes)
         return x, checked(target, logits), reference
 
     def _met(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
@@ -216,7 +216,7 @@ class Explainer:
         logits = None if found.classes is None else logits_of(found.output)
         # One number for each sample is one class.
         count = 0 if logits is None else logits.shape[-1] if logits.ndim > 1 else 1
-        self._classes = (Snapshot(self.model), count) if count else None
+        self._classes = count or None
         inputs = self._recordable(x, target, batch, reference)
         if inputs is not None:
             self._recorder.meet(inputs)
