@@ -30,7 +30,8 @@ def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """The gradients of the two products, ``t = g |ratio|`` and ``sign(ratio) share t``."""
     if (fused := _fused(g, ratio)) is not None:
         return fused.shares_of(g, ratio, share)
-    return ratio.abs().mul_(g), torch.addcmul(g.new_zeros(()), g, ratio, value=share)
+    through = torch.mul(g, ratio)
+    return torch.copysign(through, g), through.mul_(share)
 
 
 def shared_out(

@@ -194,7 +194,8 @@ class _Layer(Function):
             x = x.to(y.dtype)
             size, sign = kernels.size_and_sign(x) if signs is None else (x.abs(), signs.kept)
             ctx.f = None if signs is None else signs.f
-            kept = (sign, kernels.quotient(y, own(size, *_sizes(weight, bias, y.dtype)), share))
+            m = own(size, weight.to(y.dtype).abs(), None if bias is None else bias.to(y.dtype).abs())
+            kept = (sign, kernels.quotient(y, m, share))
         ctx.save_for_backward(weight, bias, *kept)
         return y.detach()
 
@@ -212,10 +213,9 @@ class _Layer(Function):
             if bias is not None:
                 ctx.book(bias, g)
             return own.back(g, weight, g).to(ctx.dtype), *[None] * 8
-        size = weight.abs()
-        signs = Signs(kept[0], ctx.f).read()
+        size, signs = weight.abs(), Signs(kept[0], ctx.f).read()
         if ctx.waits:
-            m = own(signs.abs(), *_sizes(weight, bias, g.dtype))
+            m = own(signs.abs(), size, None if bias is None else bias.abs().flatten())
             direct, through = kernels.shared_out(g, kept[1], m, share, bias, ctx.book)
             del m
         else:
@@ -225,7 +225,3 @@ class _Layer(Function):
                 ctx.book(bias.abs(), through)
         back = kernels.with_sign(own.back(through, size, signs), signs, own=True)
         return own.back(direct, weight, signs, back).to(ctx.dtype), *[None] * 8
-
-
-def _sizes(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    return weight.to(dtype).abs(), None if bias is None else bias.to(dtype).abs().flatten()
