@@ -137,7 +137,7 @@ def with_captum(bench: Bench) -> None:
 
 
 def with_loops(bench: Bench) -> None:
-    """Neither captum nor Quantus has RISE. What is copied from page to page takes one mask at a time; its authors' takes 100."""
+    """Neither captum nor Quantus has RISE. What is copied from page to page takes one mask at a time."""
     model, x, target = bench.model, bench.x, bench.target
 
     def loop(shown: int) -> Tensor:

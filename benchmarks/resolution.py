@@ -145,7 +145,7 @@ def plot(figures: Path, out: Path) -> None:
         axis.plot([], [], color="0.8", linewidth=1, label="linear growth")
         axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
         axis.xaxis.set_minor_formatter(NullFormatter())
-    axes[0].legend(fontsize=7)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.suptitle(f"Batch 1, {held['environment']['device']}, {held['environment']['precision']}", fontsize=9)
     figure.savefig(out, dpi=150)
 
