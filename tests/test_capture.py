@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -261,18 +262,67 @@ def test_a_step_that_asks_the_device_is_not_recorded(asks, monkeypatch):
                 if asks
                 else "a prototype that doesn't detect all synchronizing operations"
             )
-            warnings.warn(f"{said} (Triggered internally)", stacklevel=1)
+            with contextlib.nullcontext() if asks else pytest.warns(UserWarning, match="prototype"):
+                warnings.warn(f"{said} (Triggered internally)", stacklevel=1)
     assert modes == [0, "warn", 0]
 
 
-def test_a_shortage_of_memory_is_told(recorder):
+def test_what_is_too_large_to_be_recorded_runs_as_it_is(recorder, monkeypatch):
+    """A recording needs more memory than the step alone; inputs of another form are recorded."""
+    freed = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
     recorder.run(X, shape)
     Recorded.error = torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(torch.OutOfMemoryError):
-        recorder.run(X, shape)
+    assert recorder.run(X, shape) is None
+    assert freed
     assert recorder.failure is None
     Recorded.error = None
+    assert recorder.run(X, shape) is None
+    recorder.run(X[:1], shape)
+    assert recorder.run(X[:1], shape) is not None
+
+
+def test_a_corrected_model_is_recorded(recorder, model):
+    recorder.same_model()
+    recorder.run(X, shape)
+    Recorded.error = RuntimeError("operation not permitted when stream is capturing")
+    recorder.run(X, shape)
+    Recorded.error = None
+    model[2] = nn.ReLU()
+    assert not recorder.same_model()
+    recorder.run(X, shape)
     assert recorder.run(X, shape) is not None
+
+
+def replaced_attribute(model: nn.Module) -> None:
+    model[0].mask = torch.ones(3)
+
+
+def added_hook(model: nn.Module) -> None:
+    model[0].register_forward_hook(lambda *_: None)
+
+
+def other_strides(model: nn.Module) -> None:
+    weight = model[0].weight
+    weight.data = weight.data.as_strided(weight.shape, weight.stride()[::-1])
+
+
+@pytest.mark.parametrize("change", [replaced_attribute, added_hook, other_strides])
+def test_what_else_a_recording_takes_for_granted(change):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    model[0].mask = torch.ones(3)
+    snapshot = Snapshot(model)
+    assert snapshot.holds()
+    change(model)
+    assert not snapshot.holds()
+
+
+def test_what_cannot_be_compared_is_not_recorded(recorder):
+    for other in (object(), np.zeros(5000)):
+        assert form((X, other)) is None
+        for _ in range(3):
+            assert recorder.run((X, other), lambda inputs: 1) is None
+    assert Recorded.made == 0
 
 
 # On a processor, nothing changes --------------------------------------------------------------------------------------

@@ -133,3 +133,97 @@ def test_what_it_does_not_go_with_is_refused() -> None:
         hilrp.Explainer(model, checkpoint="all")
     with pytest.raises(hilrp.InputError, match="without a reference"):
         hilrp.Explainer(model, "secant", checkpoint="auto")
+
+
+class Writing(nn.Module):
+    """Writes to its input, which the caller reads again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(x.add_(self.a(x)))
+
+
+class Around(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.head = part, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)[:, :8] * 1
+        return self.head(self.part(x) + x)
+
+
+def test_a_module_that_writes_to_its_input_is_refused() -> None:
+    model, x = Around(Writing()).double().eval(), some_input(4)
+    assert torch.allclose(hilrp.Explainer(model).explain(x).output, model(x))
+    with pytest.raises(hilrp.ModelError, match=r"`part` writes to its input.*checkpoint="):
+        hilrp.Explainer(model, checkpoint=["part"]).explain(x)
+
+
+class Once(nn.Module):
+    """Runs but once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.ran = nn.Linear(8, 8), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ran:
+            raise TypeError("no cache")
+        self.ran = True
+        return self.a(x)
+
+
+def test_a_module_that_can_not_run_a_second_time_is_named() -> None:
+    with pytest.raises(hilrp.ModelError, match=r"`part` could not run a second time: TypeError: no cache.*checkpoint="):
+        hilrp.Explainer(Around(Once()).double().eval(), checkpoint=["part"]).explain(some_input(4))
+
+
+class Attending(nn.Module):
+    """One tensor is query, key and value; torch takes another kernel where they are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same: list[bool] = []
+        self.inner = Inner(self.same)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x)
+
+
+class Inner(nn.Module):
+    def __init__(self, same: list[bool]) -> None:
+        super().__init__()
+        self.a, self.same = nn.Linear(8, 8), same
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.same.append(q is k is v)
+        return self.a(q) + self.a(k) * 2 + self.a(v)
+
+
+def test_inputs_that_are_one_tensor_stay_one() -> None:
+    model, x = Around(Attending()).double().eval(), some_input(4)
+    before, after = (hilrp.Explainer(model, checkpoint=c).explain(x, 1) for c in (None, ["part.inner"]))
+    assert model.part.same == [True] * 3
+    assert torch.allclose(before.relevance, after.relevance, rtol=1e-12)
+
+
+def test_a_model_without_blocks() -> None:
+    with pytest.raises(hilrp.InputError, match=r"no blocks of one class in a row.*Name the modules"):
+        hilrp.Explainer(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), checkpoint="auto")
+
+
+def test_weights_that_change_within_one_autocast() -> None:
+    """Autocast's own cache would give the module its first run with the old ones."""
+    model, x = a_model(**VIT).float(), some_input(64).float()
+    explainer = hilrp.Explainer(model, checkpoint="auto")
+    with torch.autocast("cpu", torch.bfloat16):
+        explainer.explain(x, 1)
+        with torch.no_grad():
+            model.blocks[0].mlp.fc1.weight.mul_(3)
+        after = explainer.explain(x, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(after.output, hilrp.Explainer(model).explain(x, 1).output)

@@ -538,3 +538,38 @@ def test_who_gets_no_relevance_asks_for_nothing():
     assert demand.interval == (2, 4)
     torch.autograd.grad((second * 2).sum(), root)
     assert demand.interval == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "between", [Tensor.contiguous, lambda y: F.dropout(y, 0.5, False)], ids=["contiguous", "dropout"]
+)
+def test_what_returns_its_operand_takes_nothing(between):
+    """Neither a copy that isn't needed nor dropout in evaluation is a use of the whole output."""
+    layer, seen = nn.Linear(8, 24).eval(), []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = between(self.qkv(x))
+            seen.append(y.grad_fn.demand)
+            q, k, v = y[:, None].chunk(3, -1)
+            return F.scaled_dot_product_attention(q, k, v).sum((1, 2))[:, :3]
+
+    hilrp.explain(Model().eval(), torch.randn(2, 5, 8), 1, stages=None)
+    assert seen[0].interval == (16, 24)
+
+
+def test_a_layer_without_outputs():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.empty, self.head = nn.Linear(8, 0), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x) + self.empty(x).sum(-1, keepdim=True)
+
+    model, x = Model().eval(), torch.randn(2, 8)
+    assert torch.allclose(hilrp.explain(model, x, 1, stages=None).score, model(x)[:, 1])

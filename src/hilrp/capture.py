@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from hilrp.checks import tf32
 from hilrp.memory import shortage
+from hilrp.registry import MODULES, OPERATIONS
+from hilrp.targets.classes import Checked
 from hilrp.tree import map_tensors, tensors
 
 _Result = TypeVar("_Result")
@@ -31,20 +33,29 @@ class Snapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, module.training) for module in model.modules()]
-        tables = [table for m, _ in self._modules for table in (m._modules, m._parameters, m._buffers)]
+        tables: list[Any] = []
+        for m, _ in self._modules:
+            tables += [m._modules, m._parameters, m._buffers, m._forward_hooks, m._forward_pre_hooks]
         self._sizes = [(table, len(table)) for table in tables]
         self._members = [(table, name, member) for table in tables for name, member in table.items()]
-        held = [member for _, _, member in self._members if isinstance(member, Tensor)]
-        self._addresses = [(t, t.data_ptr()) for t in held]
+        # Tensors that are plain attributes, such as masks that a model keeps.
+        own = [vars(module) for module, _ in self._modules]
+        self._members += [(table, name, t) for table in own for name, t in table.items() if isinstance(t, Tensor)]
+        self._tensors = [(t, _place(t)) for _, _, t in self._members if isinstance(t, Tensor)]
+        self.devices = {t.device for t, _ in self._tensors}
 
     def holds(self) -> bool:
         """Whether all is as it was. Values of parameters may have changed: a graph reads them where they are."""
         return (
             all(len(table) == size for table, size in self._sizes)
             and all(table.get(name) is member for table, name, member in self._members)
-            and all(t.data_ptr() == address for t, address in self._addresses)
+            and all(_place(t) == place for t, place in self._tensors)
             and all(module.training == before for module, before in self._modules)
         )
+
+
+def _place(t: Tensor) -> tuple[Any, ...]:
+    return t.data_ptr(), t.dtype, t.stride(), t.shape
 
 
 class _Recording(Generic[_Result]):
@@ -62,7 +73,7 @@ class _Recording(Generic[_Result]):
             # Other threads may go on with what they do with the device.
             with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._result = step(self._inputs)
-        except Exception:
+        except BaseException:
             _end_recording()
             raise
 
@@ -87,6 +98,7 @@ class Recorder(Generic[_Result]):
         self._snapshot: Snapshot | None = None
         self._recordings: OrderedDict[Hashable, _Recording[_Result]] = OrderedDict()
         self._met: set[Hashable] = set()
+        self._too_large: set[Hashable] = set()
         self._lock = threading.Lock()
         self._pool: Any = None
         self._done: torch.cuda.Event | None = None
@@ -97,16 +109,22 @@ class Recorder(Generic[_Result]):
         with self._lock:
             if self._snapshot is not None and self._snapshot.holds():
                 return True
-            self._snapshot = Snapshot(self._model)
+            self._snapshot, self._pool, self.failure = Snapshot(self._model), None, None
             self._recordings.clear()
             self._met.clear()
+            self._too_large.clear()
             return False
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the model's tensors are."""
+        return set() if self._snapshot is None else self._snapshot.devices
 
     def run(self, inputs: Any, step: Callable[[Any], _Result]) -> _Result | None:
         """The step's result by its recording, of a model that is known to be the `same_model`; ``None`` if there is none, and the step is to be run as it is."""
         key = form(inputs)
         with self._lock:
-            if self.failure is not None:
+            if key is None or key in self._too_large or self.failure is not None:
                 return None
             recording = self._recordings.get(key)
             if recording is None and key in self._met:
@@ -124,7 +142,8 @@ class Recorder(Generic[_Result]):
 
     def meet(self, inputs: Any) -> None:
         """Says that the step has run on inputs of this form: the next ones are recorded."""
-        self._met.add(form(inputs))
+        with self._lock:
+            self._met.add(form(inputs))
 
     def _record(self, key: Hashable, inputs: Any, step: Callable[[Any], _Result]) -> _Recording[_Result] | None:
         if self._pool is None:
@@ -133,7 +152,9 @@ class Recorder(Generic[_Result]):
             self._recordings[key] = _Recording(inputs, step, self._pool)
         except Exception as error:
             if shortage(error):
-                raise
+                self._too_large.add(key)  # a recording needs more than the step alone
+                torch.cuda.empty_cache()
+                return None
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
             return None
         while len(self._recordings) > _KEPT:
@@ -144,15 +165,24 @@ class Recorder(Generic[_Result]):
 @contextmanager
 def _never_asking() -> Iterator[None]:
     """Raises if what runs within asks the device for numbers: a recording would fail of it, and leave torch in disorder."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    before, thread, asked = torch.cuda.get_sync_debug_mode(), threading.get_ident(), []
+    show = warnings.showwarning
+
+    def collect(message: Warning | str, *details: Any, **more: Any) -> None:
+        if threading.get_ident() == thread and "called a synchronizing CUDA operation" in str(message):
+            asked.append(message)
+        else:
+            show(message, *details, **more)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", ".*called a synchronizing CUDA operation")
+        warnings.showwarning = collect
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    if any("called a synchronizing CUDA operation" in str(warning.message) for warning in found):
+    if asked:
         raise RuntimeError("the model asks the device for numbers while it runs")
 
 
@@ -162,9 +192,27 @@ def _end_recording() -> None:
         torch.zeros(1, device="cuda")
 
 
-def form(inputs: Any) -> Hashable:
-    """What must be the same for a recording to be used: names, shapes, types, devices, what isn't a tensor, and how torch is told to compute."""
+def form(inputs: Any) -> Hashable | None:
+    """What must be the same for a recording to be used: names, shapes, types, devices, what isn't a tensor, and how torch is told to compute.
+
+    ``None`` if there is something among the inputs that nobody knows how to compare.
+    """
+    if not _comparable(inputs):
+        return None
     kinds = repr(map_tensors(lambda t: f"{tuple(t.shape)} {t.stride()} {t.dtype} {t.device}", inputs))
-    attention = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled())
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return kinds, autocast, tf32(), torch.backends.cudnn.deterministic, attention
+    exact = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
+    registered = tuple(id(rows[-1]) for rows in (*OPERATIONS.values(), *MODULES.values()))
+    return kinds, autocast, tf32(), exact, attention, registered
+
+
+def _comparable(tree: Any) -> bool:
+    if isinstance(tree, Mapping):
+        return all(map(_comparable, tree.values()))
+    if isinstance(tree, (tuple, list)):
+        return all(map(_comparable, tree))
+    if isinstance(tree, Checked):
+        return True
+    return isinstance(tree, (Tensor, int, float, str, type(None)))

@@ -6,7 +6,7 @@ books are those of the first. Memory then holds one module's insides at a time, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hilrp.errors import InputError
+from hilrp.errors import HilrpError, InputError, ModelError
 from hilrp.layout import kept
 from hilrp.primitives.call import Level
 from hilrp.primitives.layers import watch
@@ -32,7 +32,12 @@ def find_checkpoints(model: nn.Module, checkpoint: str | Sequence[str] | None) -
         return frozenset()
     modules = dict(model.named_modules())
     if isinstance(checkpoint, str) and checkpoint == "auto":
-        return frozenset(map(id, _blocks(model)))
+        found = _blocks(model)
+        if not found:
+            raise InputError(
+                'checkpoint="auto": the model has no blocks of one class in a row, in a Sequential or a ModuleList. Name the modules that are to run again: checkpoint=["encoder.a", ...].'
+            )
+        return frozenset(map(id, found))
     if isinstance(checkpoint, str) or not isinstance(checkpoint, Sequence):
         raise InputError(f'checkpoint={checkpoint!r}: use "auto", a list of module paths, or None.')
     unknown = [name for name in checkpoint if name not in modules]
@@ -73,25 +78,34 @@ class _Rerun:
 
     def __call__(self) -> tuple[list[Tensor], list[Tensor]]:
         """Leaves that stand for what carries relevance, and the module's outputs."""
-        engine, leaves = self.engine(), []
+        engine = self.engine()
+        leaves: list[Tensor] = []
+        stands: dict[int, Tensor] = {}
 
         def own(t: Tensor) -> Tensor:
             info = self.known.get(id(t))
-            if info is None:
-                return t
+            if info is None or id(t) in stands:
+                return stands.get(id(t), t)
             if info.carries:
                 leaves.append(t.detach().requires_grad_())
-                t = engine.tracker.watch(leaves[-1], info.layout)
+                stands[id(t)] = found = engine.tracker.watch(leaves[-1], info.layout)
             else:
-                t = t.clone()
-            engine.tracker.track(t, info.level, info.layout)
-            return t
+                stands[id(t)] = found = t.clone()
+            engine.tracker.track(found, info.level, info.layout)
+            return found
 
-        device = tensors((self.args, self.kwargs))[0].device.type
-        with torch.enable_grad(), torch.autocast(device, self.autocast, enabled=self.autocast is not None):
+        device, enabled = tensors((self.args, self.kwargs))[0].device.type, self.autocast is not None
+        with torch.enable_grad(), torch.autocast(device, self.autocast, enabled, cache_enabled=False):
             args, kwargs = map_tensors(own, (self.args, self.kwargs))
-            with engine:
-                output = self.module(*args, **kwargs)
+            try:
+                with engine:
+                    output = self.module(*args, **kwargs)
+            except (HilrpError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                raise ModelError(
+                    f"`{engine.path or type(self.module).__name__}` could not run a second time: {type(error).__name__}: {error}. Leave it out of checkpoint=."
+                ) from error
         found = [engine.tracker.current(t) for t in _numbers(output)]
         watch(found)
         engine.release()
@@ -116,11 +130,30 @@ class _Again(Function):
         return None, None, *found
 
 
+def again(engine: Engine) -> Callable[[], Engine]:
+    """Makes engines for parts of the same pass that run again: with its rules and books, and none of its tensors."""
+    kind, model, rules, books = type(engine), engine.model, engine.rules, engine.books
+    on_problem, on_module, tally = engine.on_problem, engine.on_module, engine.tally
+
+    def make() -> Engine:
+        return kind(model, rules, books, on_problem, on_module, tally=tally)
+
+    return make
+
+
+def check_unwritten(module: nn.Module, path: str, given: Iterable[Tensor]) -> None:
+    """Raises if a module wrote to copies of its inputs: whoever gave it the inputs would read what it wrote."""
+    if any(t._version for t in given):
+        raise ModelError(
+            f"`{path or type(module).__name__}` writes to its input, and can't be run again. Leave it out of checkpoint=, or take a copy of the input in it (x = x.clone())."
+        )
+
+
 def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Puts a graph on what the module has just returned, which runs it again."""
     given = tensors((args, kwargs))
     varying = [t for t in given if engine.is_varying(t, type(module).__name__)]
-    carriers = [t for t in varying if t.requires_grad]
+    carriers = list({id(t): t for t in varying if t.requires_grad}.values())
     values = _numbers(output)
     if not varying or not values:
         return output
@@ -128,18 +161,20 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     made = [value.detach() for value in values]
     if carriers and torch.is_grad_enabled():
         watch(carriers)
-        known = {}
+        known: dict[int, Info] = {}
+        bared: dict[int, Tensor] = {}
 
         def bare(t: Tensor) -> Tensor:
-            info, t = engine.tracker.info(t), t.detach()
-            if info is not None:
-                known[id(t)] = info
-            return t
+            if id(t) not in bared:
+                info, bared[id(t)] = engine.tracker.info(t), t.detach()
+                if info is not None:
+                    known[id(bared[id(t)])] = info
+            return bared[id(t)]
 
         bare_args, bare_kwargs = map_tensors(bare, (args, kwargs))
         device = carriers[0].device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        rerun = _Rerun(engine.again(), module, bare_args, bare_kwargs, known, autocast)
+        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, autocast)
         made = list(_Again.apply(rerun, values, *carriers))
     stands = dict(zip(map(id, values), made, strict=True))
     for t in made:

@@ -8,7 +8,6 @@ operation, so that not even ``requires_grad`` flags are touched.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +26,11 @@ from hilrp.primitives.call import Account, Call, Layers, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant.table import rule_for
-from hilrp.products import folds, held_fixed, output_level
+from hilrp.products import folds, note_product, output_level
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
 from hilrp.table import CREATION, QUERIES, SHAPED_BY_SECOND, Primitive, Row, is_python_source, operation_name
-from hilrp.tracking import Tracker
+from hilrp.tracking import Tally, Tracker
 from hilrp.tree import map_tensors, tensors
 
 
@@ -48,6 +47,7 @@ class Engine(TorchFunctionMode):
         inspect: Called with each operation's output.
         layers: How many layers the model had when it ran before.
         checkpoints: Modules that run again in the backward pass, by identity.
+        tally: Where to count, if not anew.
     """
 
     def __init__(
@@ -61,21 +61,20 @@ class Engine(TorchFunctionMode):
         inspect: Callable[[Site, Tensor], None] | None = None,
         layers: int | None = None,
         checkpoints: frozenset[int] = frozenset(),
+        tally: Tally | None = None,
     ) -> None:
         super().__init__()
         self._checkpoints = checkpoints
         self._inspect = inspect
-        self.rules, self.books = rules, books
-        self.counts: Counter[tuple[Primitive, str]] = Counter()
-        self.notes: Counter[str] = Counter()
-        self.gates: Counter[str] = Counter()
-        self.dtypes: set[torch.dtype] = set()
+        self.model, self.rules, self.books = model, rules, books
+        self.tally = tally = tally or Tally()
+        self.counts, self.notes, self.gates, self.dtypes = tally.counts, tally.notes, tally.gates, tally.dtypes
         self.relative = relative
-        self._on_problem, self._on_module = on_problem, on_module
+        self.on_problem, self.on_module = on_problem, on_module
         self.tracker = Tracker()
         self._modules = ModuleWatch(model, self._enter_module, self._leave_module)
-        self._opaque: tuple[nn.Module, tuple[Any, ...]] | None = None
-        self._sites: Counter[tuple[str, str]] = Counter()
+        self._opaque: tuple[nn.Module, tuple[Any, ...], dict[int, Tensor]] | None = None
+        self._sites = tally.sites
         self._depth = 0
         self.layers = Layers(layers)
 
@@ -94,23 +93,10 @@ class Engine(TorchFunctionMode):
         if self._depth == 0:
             self._modules.close()
 
-    def again(self) -> Callable[[], Engine]:
-        """Makes engines for parts of the same pass that run again: with its rules and books, and none of its tensors."""
-        model, rules, books, relative = self._modules.model, self.rules, self.books, self.relative
-        on_problem, on_module = self._on_problem, self._on_module
-        shared = {name: getattr(self, name) for name in ("counts", "notes", "gates", "dtypes", "_sites")}
-
-        def make() -> Engine:
-            engine = Engine(model, rules, books, on_problem, on_module, relative)
-            vars(engine).update(shared)
-            return engine
-
-        return make
-
     def release(self) -> None:
         """Lets go of the pass's tensors and of whoever asked for them."""
         self.tracker.release()
-        self._on_module = self._inspect = None
+        self.on_module = self._inspect = None
 
     @property
     def path(self) -> str:
@@ -128,21 +114,26 @@ class Engine(TorchFunctionMode):
         if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._checkpoints):
             return None
         with _pop_mode_temporarily():
-            args = map_tensors(self._current, args)
-            self._opaque = (module, args)
-            # What runs inside is the module's own affair: it may write to its copy.
-            return tuple(map_tensors(lambda t: t.detach().clone() if self.tracker.varies(t) else t, args))
+            args, copies = map_tensors(self._current, args), {}
+            for t in tensors(args):
+                if self.tracker.varies(t):
+                    # What runs inside is the module's own affair: it may write to its copy.
+                    copies[id(t)] = t.detach().clone()
+            self._opaque = (module, args, copies)
+            return tuple(map_tensors(lambda t: copies.get(id(t), t), args))
 
     def _leave_module(self, module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
         with _pop_mode_temporarily():
             replaced = None
             if self._opaque is not None and self._opaque[0] is module:
-                args, self._opaque = self._opaque[1], None
+                (_, args, copies), self._opaque = self._opaque, None
                 run = module_rules.run if type(module) in MODULES else checkpointing.run
+                if run is checkpointing.run:
+                    checkpointing.check_unwritten(module, self.path, copies.values())
                 output = replaced = run(self, module, args, map_tensors(self._current, kwargs), output)
-            if self._on_module is not None and self._opaque is None:
+            if self.on_module is not None and self._opaque is None:
                 shown = map_tensors(self._current, output) if self.tracker.has_aliases else output
-                self._on_module(self.path, module, shown)
+                self.on_module(self.path, module, shown)
             return replaced
 
     # Calls ----------------------------------------------------------------------------------------------------
@@ -227,7 +218,7 @@ class Engine(TorchFunctionMode):
             return info is not None
         if tensor.is_leaf or not self.tracker.reaches_input(tensor):
             return False
-        self._on_problem(messages.hidden_operation(tensor, self.path, name))
+        self.on_problem(messages.hidden_operation(tensor, self.path, name))
         layers.watch_hidden(tensor)
         self.tracker.track(tensor, Level.SIGNAL, None)
         return True
@@ -285,7 +276,7 @@ class Engine(TorchFunctionMode):
         if row is None:
             out = call.run()
             if any(t.requires_grad for t in tensors(out)):
-                self._on_problem(messages.unknown_operation(func, name, self.path, self.module))
+                self.on_problem(messages.unknown_operation(func, name, self.path, self.module))
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
         else:
@@ -303,7 +294,7 @@ class Engine(TorchFunctionMode):
         if row is not None or any(t.requires_grad for t in tensors(out)):
             self._count(row, name, varying)
         if row is not None and self.rules.attention == "cp" and not self.relative:
-            self._note_product(row, call, out, varying)
+            note_product(self.tally, row, call, out, varying, self.path, self.books.itemised)
         level = Level.SIGNAL if row is None else output_level(row, call, varying)
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
@@ -343,7 +334,7 @@ class Engine(TorchFunctionMode):
             surrogate = rule(call)
         if rule.unproven:
             for problem in messages.differences(call.name, self.path, tensors(value), tensors(surrogate)):
-                self._on_problem(problem)
+                self.on_problem(problem)
         pairs = list(zip(tensors(value), tensors(surrogate), strict=True))
         if self.books.itemised:
             for _, s in pairs:
@@ -363,21 +354,6 @@ class Engine(TorchFunctionMode):
         if primitive is Primitive.BILINEAR and len(varying) == 1:
             primitive = Primitive.LINEAR
         self.counts[primitive, name] += 1
-
-    def _note_product(self, row: Row, call: Call, out: Tensor, varying: list[Tensor]) -> None:
-        """Notes, if relevance reaches a product, what it held fixed, or that its factors shared evenly."""
-        held = held_fixed(row, call, varying)
-        if held is None or not (out.requires_grad and (held == "" or self.books.itemised)):
-            return
-        notes, note = self.gates, f"{call.name}: {held} held fixed"
-        if held == "":
-            notes, note = self.notes, f"even split of {call.name} in {self.path or '(model)'}"
-
-        # A hook must not hold the engine: it belongs to the graph, which the engine's tensors hold.
-        def count(g: Tensor | None) -> None:
-            notes[note] += 1
-
-        out.register_hook(count)
 
     # Samples ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from hilrp.checks import check_input, check_model, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation, mean_of
 from hilrp.ledger import Books, Ledger, Site
-from hilrp.passes import Outcome, Pass
+from hilrp.passes import Outcome, Pass, input_names
 from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
 from hilrp.stages import find_stages, of_stage
@@ -71,11 +71,11 @@ def explain(
 class Explainer:
     """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
 
-    An explainer keeps nothing between calls but how many layers and classes the model has and which batch fitted into memory, and may be used from several threads.
+    An explainer keeps nothing between calls but how many layers and classes the model has, which batch fitted into memory, and recordings, if it is told to make them. It may be used from several threads.
 
     With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes, types) come for the second time, and replayed
     from then on: at small batches a GPU else waits for Python. Values of weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens
-    only in the recording; a model that asks the device for numbers while it runs can't be recorded, and runs as without it, with a note. Targets are
+    only in the recording, as do warnings about its operations; a model that asks the device for numbers while it runs can't be recorded, and runs as without it, with a note. Targets are
     classes and contrasts; others run as without it. A recording keeps the memory that it needs.
 
     With ``checkpoint="auto"`` the repeated blocks of a model (or the modules of a list of paths) keep their inputs alone, and run again in the backward pass: very deep models and
@@ -119,7 +119,7 @@ class Explainer:
         self._checkpoints = find_checkpoints(self.model, checkpoint)
         if self._checkpoints and (self.reference is not None or self.rules.linear == "bounded"):
             raise InputError(
-                f'checkpoint={checkpoint!r} goes with rules without a reference: relative to one, all of a model runs at once. Use rules="hilrp" or batch="auto".'
+                f'checkpoint={checkpoint!r} goes with rules without a reference and without a bound, which need to see all of a model at once. Use rules="hilrp" or batch="auto".'
             )
         self._layers: int | None = None
         self._classes: int | None = None
@@ -155,6 +155,10 @@ class Explainer:
             ledger = Ledger.joined(self._ledgers_by_sample(x, target, batch, range(batch), self.itemised, reference))
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
             sound = False
+        if reference is not None and len(ledger.inputs) > 1:
+            pairs = zip(input_names(self.model, x), tensors(x), tensors(reference), strict=False)
+            same = [name for name, t, t0 in pairs if name in ledger.inputs and torch.equal(t, t0)]
+            notes |= {f"{name}: the same in the reference, and without relevance": 1 for name in same}
         if not self.rules.conserving and bool((ledger.residual > limit).any()):
             notes["these rules do not conserve: relevance is unaccounted for"] = int((ledger.residual > limit).sum())
         for name in self.stages if self._stages_named else ():
@@ -182,33 +186,33 @@ class Explainer:
         )
 
     def _outcome(self, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
-        def step(inputs: tuple[Any, Target, Any]) -> Outcome:
-            x, target, reference = inputs
-            run = self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference)
-            found = run.outcome()
-            if len(found.ledger.inputs) > 1:
-                notes = {f"{name}: the same in the reference, and without relevance": 1 for name in run.unchanged}
-                found = replace(found, notes=found.notes | notes)
-            return found
+        def step(inputs: tuple[Any, ...]) -> Outcome:
+            x, target, reference = inputs[:3]
+            return self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference).outcome()
 
         inputs = self._recordable(x, target, batch, reference)
-        found = None if inputs is None else self._recorder.run(inputs, step)  # type: ignore[union-attr]
+        found = None
+        if inputs is not None and self._recorder is not None:
+            with torch.cuda.device(tensors(x)[0].device):
+                found = self._recorder.run(inputs, step)
         if found is None:
             found = step((x, target, reference))
             if self._recorder is not None:
                 found = self._met(found, x, target, batch, reference)
         return found
 
-    def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, Target, Any] | None:
+    def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, ...] | None:
         """What a recording takes, where there can be one: what a target that is a function does on the host, nobody knows."""
         if self._recorder is None or callable(target) or not all(t.is_cuda for t in tensors((x, reference))):
             return None
         if not self._recorder.same_model():
             self._classes = None  # one with another head may have other classes
-        if self._classes is None:
+        devices = {t.device for t in tensors((x, reference))} | self._recorder.devices
+        if self._classes is None or len(devices) > 1:
             return None
         logits = tensors(x)[0].new_empty(1).expand(batch, self._classes)
-        return x, checked(target, logits), reference
+        # How it is explained is part of the form.
+        return x, checked(target, logits), reference, repr((self.rules, self.stages, self.itemised))
 
     def _met(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
         """Notes what a recording needs to know, and why there is none."""

@@ -131,7 +131,11 @@ class Books:
     ) -> None:
         if g is None:  # torch's way of saying that all of it is zero
             return
-        if self.in_turn(layout, g) and add_shares(self.total(accounts, account, g), constant, g, 1 / self.seed):
+        if (
+            g.is_cuda
+            and self.in_turn(layout, g)
+            and add_shares(self.total(accounts, account, g), constant, g, 1 / self.seed)
+        ):
             return
         try:
             share = per_sample(constant, g, layout, self.batch) / self.seed

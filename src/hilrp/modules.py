@@ -32,7 +32,6 @@ class ModuleWatch:
         on_enter: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None],
         on_leave: Callable[[nn.Module, dict[str, Any], Any], Any],
     ) -> None:
-        self.model = model
         modules = list(model.named_modules(remove_duplicate=False))
         self._paths = {id(module): path for path, module in reversed(modules)}
         self._stack: list[nn.Module] = []

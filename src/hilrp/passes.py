@@ -106,7 +106,7 @@ class Pass:
         self.engine = engine = Engine(
             model, rules, books, on_problem, self._capture, relative, inspect, layers, checkpoints
         )
-        with torch.inference_mode(False), torch.enable_grad(), as_written():
+        with torch.inference_mode(False), torch.enable_grad(), as_written(), autocast_without_cache():
             self._leaves = map_tensors(self._leaf, x)
             # Inputs that are held fixed have no reference.
             pairs = zip(tensors(self._leaves), tensors(reference), strict=False)
@@ -169,13 +169,6 @@ class Pass:
             relevance, self.score, self.classes, self.against, self.output, self.sums, self.maps, ledger, self.books.unsplit,
             limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes),
         )  # fmt: skip
-
-    @property
-    def unchanged(self) -> list[str]:
-        """Inputs that are the same in the reference: they hold no relevance."""
-        pairs = zip(self.input_names, tensors(self._leaves), strict=True)
-        known = [(name, t, self._before[id(t)]) for name, t in pairs if id(t) in self._before]
-        return [name for name, t, before in known if torch.equal(t, before)]
 
     def _held(self, leaf: Tensor) -> Tensor:
         """What a gradient at the input is multiplied with: the input, or its difference to the reference."""
@@ -272,6 +265,17 @@ def _check_score(engine: Engine, score: Tensor) -> None:
         "The score does not depend on the input: the output is constant, or the model computes it without torch, under "
         "torch.no_grad() or behind .detach()."
     )
+
+
+@contextmanager
+def autocast_without_cache() -> Iterator[None]:
+    """Autocast keeps what it made of weights until the caller's block ends, though they may change before."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 _stance_lock = threading.Lock()

@@ -9,6 +9,7 @@ from torch import Tensor
 from hilrp.primitives import bilinear, normalisation
 from hilrp.primitives.call import Call, Level
 from hilrp.table import Primitive, Row
+from hilrp.tracking import Tally
 
 #: What products hold fixed by their nature, not by the levels of their factors.
 _BY_NATURE = {
@@ -54,6 +55,24 @@ def held_fixed(row: Row, call: Call, varying: list[Tensor]) -> str | None:
     if carriers.count(lowest) > 1:
         return ""
     return " and ".join(_BY_LEVEL[level] for level in sorted(set(factors) - {lowest}, reverse=True)) or "gate"
+
+
+def note_product(
+    tally: Tally, row: Row, call: Call, out: Tensor, varying: list[Tensor], path: str, itemised: bool
+) -> None:
+    """Notes, if relevance reaches a product, what it held fixed, or that its factors shared evenly."""
+    held = held_fixed(row, call, varying)
+    if held is None or not (out.requires_grad and (held == "" or itemised)):
+        return
+    notes, note = tally.gates, f"{call.name}: {held} held fixed"
+    if held == "":
+        notes, note = tally.notes, f"even split of {call.name} in {path or '(model)'}"
+
+    # A hook must not hold the engine: it belongs to the graph, which the engine's tensors hold.
+    def count(g: Tensor | None) -> None:
+        notes[note] += 1
+
+    out.register_hook(count)
 
 
 def output_level(row: Row, call: Call, varying: list[Tensor]) -> Level:

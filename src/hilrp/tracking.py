@@ -6,13 +6,16 @@ The table is keyed weakly, so that it keeps no tensor alive. A tensor in it depe
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hilrp.layout import Layout
 from hilrp.primitives.call import Level
+from hilrp.table import Primitive
 
 
 @dataclass(slots=True)
@@ -22,6 +25,17 @@ class Info:
     level: Level
     carries: bool
     layout: Layout | None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a pass counts, also where parts of it run again: operations, what is worth saying, what products held fixed, types, and calls at a site."""
+
+    counts: Counter[tuple[Primitive, str]] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    gates: Counter[str] = field(default_factory=Counter)
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    sites: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class Tracker:

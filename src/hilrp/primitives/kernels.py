@@ -45,8 +45,9 @@ def shared_out(
         total = None
     else:
         total = None if bias is None else book.total(g)
-        matrices = [t.flatten(0, -2) for t in (g, held, m)]
-        direct, through = (t.view(m.shape) for t in fused.shared_out(*matrices, share, bias, total, book.scale))
+        total = None if total is None or len(total) > _MOST_SAMPLES else total
+        matrices, own = [t.flatten(0, -2) for t in (g, held, m)], None if bias is None else bias.contiguous()
+        direct, through = (t.view(m.shape) for t in fused.shared_out(*matrices, share, own, total, book.scale))
     if bias is not None and total is None:
         book(bias, direct)
         book(bias.abs(), through)
@@ -109,7 +110,7 @@ def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, groups: tu
     """``h = g scale inverse``, less its mean over the last axis of ``groups`` where that was taken off."""
     over_last = groups == (-1, g.shape[-1]) and g.shape[-1] <= _WIDEST and g.is_contiguous()
     if over_last and (fused := _fused(g)) is not None:
-        return fused.normalised_back(g, inverse, scale, centre)
+        return fused.normalised_back(g, inverse, None if scale is None else scale.contiguous(), centre)
     h = g if scale is None else g * scale
     h = h.reshape(groups) * inverse
     if centre:
@@ -123,7 +124,7 @@ def add_shares(total: Tensor, c: Tensor, g: Tensor, scale: float) -> bool:
     The samples of ``g`` are one after the other; ``c`` broadcasts against it, and differs along the last axis or the second alone.
     """
     fused = _fused(g) if g.ndim > 1 else None
-    if fused is None or g.shape[0] % len(total):
+    if fused is None or g.shape[0] % len(total) or len(total) > _MOST_SAMPLES:
         return False
     own = [i for i, size in enumerate(c.shape, g.ndim - c.ndim) if size > 1]
     if g.ndim == 4 and not g.is_contiguous() and own in ([], [1]):
@@ -136,6 +137,8 @@ def add_shares(total: Tensor, c: Tensor, g: Tensor, scale: float) -> bool:
     return True
 
 
+#: How many programs there may be along the third axis of a grid.
+_MOST_SAMPLES = 65535
 #: The longest rows that a kernel takes as a whole.
 _WIDEST = 8192
 

@@ -53,7 +53,8 @@ class Demand:
 
 def _shown(part: Tensor, root: Tensor, features: int) -> tuple[int, int]:
     """The interval of features that a view of a contiguous tensor shows."""
-    if part.dtype != root.dtype:  # complex numbers count in pairs
+    # Complex numbers count in pairs.
+    if not features or part.dtype != root.dtype or not root.is_contiguous():
         return 0, features
     first = int(part.storage_offset() - root.storage_offset()) % features
     steps = zip(part.shape, part.stride(), strict=True)
@@ -69,7 +70,7 @@ def watch(operands: Iterable[Tensor], output: Any = None) -> None:
         if demand is None:
             continue
         found = tensors(output)
-        if not found or any(out._base is not root for out in found):
+        if not found or any(out is not t and out._base is not root for out in found):
             demand.watch(t, root)
 
 
@@ -165,9 +166,10 @@ def apply(call: Call, share: float = 0.0) -> Tensor:
     x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
     own, y = _map_of(call), call.value()
     known = Signs.known(x) if share and x.dtype == y.dtype else None
-    # A layer that waits keeps its input and its output, else a quotient for each output and a sign for each input. That is less where it isn't wider than its input.
-    wide = weight.shape[0] > weight.shape[1] if isinstance(own, _Linear) else known is not None and known.f is None
-    return _Layer.apply(x, y, weight, bias, own, share, call.account(y, "bias"), wide, known)
+    # A layer that waits keeps its input and its output, else a quotient for each output and a sign for each input. That is less where it isn't wider than its
+    # input, and for a convolution unless its input is kept anyway.
+    waits = weight.shape[0] > weight.shape[1] if isinstance(own, _Linear) else known is not None and known.f is None
+    return _Layer.apply(x, y, weight, bias, own, share, call.account(y, "bias"), waits, known)
 
 
 class _Layer(Function):
@@ -186,7 +188,7 @@ class _Layer(Function):
     ) -> Tensor:
         ctx.own, ctx.share, ctx.book, ctx.waits, ctx.dtype = own, share, book, waits, x.dtype
         ctx.demand = Demand(y.shape[-1]) if isinstance(own, _Linear) else None
-        ctx.keeps_output, ctx.f = share and waits, None
+        ctx.keeps_output, ctx.f = bool(share) and waits, None
         kept: tuple[Tensor, ...] = ()
         if share and waits:
             kept = (x.to(y.dtype), y)

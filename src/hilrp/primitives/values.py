@@ -45,6 +45,7 @@ class _Values(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         q, k, log_sums = ctx.saved_tensors
+        g = g if g.stride(-1) == 1 else g.contiguous()
         # The kernel keeps the sums in rows of a length that it can load at once.
         shift = log_sums.neg()[:, :, None, : q.shape[2]].expand(-1, -1, k.shape[2], -1)
         mixed, undone, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
