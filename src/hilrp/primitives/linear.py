@@ -4,7 +4,8 @@ With contributions ``z_ij = w_ij a_j`` every rule hands output i's relevance to 
 function of ``z_ij``; the bias is one more contribution, ``b_i``, whose share stays with it. The rules are
 written with at most two native products, ``y`` and a companion ``m``, and a redistribution between them, so
 that they hold for every multilinear torch function (linear, convolutions of any kind, matmul, einsum)
-without knowing its indices.
+without knowing its indices. Linear layers and convolutions, which are most of the cost, have the same rules
+written out in `layers`.
 """
 
 from __future__ import annotations
