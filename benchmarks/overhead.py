@@ -57,13 +57,14 @@ def made(name: str, device: str) -> nn.Module:
 
 def prepared(model: nn.Module, x: Tensor, rules: str, options: argparse.Namespace) -> tuple[Run, int, str]:
     """An explanation that is ready to be timed, its peak memory, and whether it was recorded."""
-    made = explainer(model, rules)
+    checkpoint = "auto" if options.checkpoint else None
+    made = explainer(model, rules, checkpoint=checkpoint)
     run = partial(made.explain, x)
     for _ in range(2):  # a second pass knows how many layers there are
         run()
     memory = peak(run, options.device)
     if options.compile:
-        made = explainer(model, rules, compile=True)
+        made = explainer(model, rules, True, checkpoint)
         run = partial(made.explain, x)
         for _ in range(CALLS_TO_RECORD):
             run()
@@ -131,9 +132,12 @@ def cells(row: dict[str, Any], options: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
-    parser.add_argument("--batch", type=int, nargs="+", default=[4])
-    parser.add_argument("--rules", nargs="+", default=["epsilon", "hilrp"])
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[4], help="pictures at once, one or several numbers; default: 4"
+    )
+    parser.add_argument("--rules", nargs="+", default=["epsilon", "hilrp"], help="default: epsilon hilrp; also secant")
+    parser.add_argument("--compile", action="store_true", help="record explanations as CUDA graphs")
+    parser.add_argument("--checkpoint", action="store_true", help="let blocks run again in the backward pass")
     add_options(parser, repeats=5)
     options = parser.parse_args()
     about = environment(options, timm)

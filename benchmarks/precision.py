@@ -40,6 +40,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     folder = SHARED / "images" / "pets"
+    if not folder.exists():
+        parser.error(
+            f"{folder} does not exist: set HILRP_SHARED to the folder of the shared checkpoints and photographs"
+        )
     index = json.loads((folder / "index.json").read_text())[:: 200 // options.count][: options.count]
     print(f"torch {torch.__version__}, {options.device}, {len(index)} photographs\n")
     print(

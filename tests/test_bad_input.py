@@ -164,3 +164,40 @@ def test_a_scripted_model():
     model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).eval())
     with raises(hilrp.ModelError, "TorchScript", "Python model"):
         hilrp.explain(model, X, 0)
+
+
+@pytest.mark.parametrize("reference", [lambda x: x * 0, torch.zeros_like], ids=["operator", "torch"])
+def test_a_reference_that_takes_a_tensor(reference):
+    with pytest.raises(hilrp.InputError, match=r"given a hilrp.references.Question.*lambda question"):
+        hilrp.explain(
+            nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval(), torch.randn(1, 3, 2, 2), 0, reference=reference
+        )
+
+
+def test_a_reference_that_returns_no_list():
+    with pytest.raises(hilrp.InputError, match=r"returned Tensor, not a list"):
+        hilrp.explain(
+            nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval(),
+            torch.randn(1, 3, 2, 2),
+            0,
+            reference=lambda q: q.x * 0,
+        )
+
+
+def test_compile_is_yes_or_no():
+    with pytest.raises(hilrp.InputError, match="compile='max': use True or False"):
+        hilrp.Explainer(nn.Linear(2, 2), compile="max")
+
+
+class Hungry(nn.Module):
+    def forward(self, x):
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+        )
+
+
+def test_memory_that_does_not_suffice():
+    with pytest.raises(
+        hilrp.TooLargeError, match=r"shape \(2, 3, 2, 2\) at once.*can't allocate.*batch=\"auto\".*checkpoint"
+    ):
+        hilrp.explain(Hungry().eval(), torch.randn(2, 3, 2, 2), 0)

@@ -340,7 +340,7 @@ class TestMemory:
         x = torch.cat([pictures(3), torch.zeros(1, 3, 8, 8).double()])
         with pytest.raises(hilrp.ModelError, match="score of sample 1 is zero") as caught:
             hilrp.explain(nn.Sequential(nn.Flatten(), nn.Linear(192, 2, bias=False)).double(), x, 0, batch=2)
-        assert "counted from sample 2" in caught.value.__notes__[0]
+        assert "samples 2 to 3 of 4" in caught.value.__notes__[0]
 
 
 class TestOutputs:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hilrp.errors import HilrpError, InputError, TooLargeError
+from hilrp.errors import InputError, TooLargeError
 from hilrp.explanation import Explanation, joined
 from hilrp.memory import in_parts
 from hilrp.questions import Question
@@ -55,8 +55,11 @@ def in_batches(
         seen = _window(part, question)
         try:
             found = explain(_asked(question, seen), _relative(settled, question, seen))
-        except HilrpError as error:
-            error.add_note(f"The samples are counted from sample {seen.start} of the input: it is explained in parts.")
+        except Exception as error:
+            error.add_note(
+                f"The input is explained in parts: this one is of the samples {seen.start} to {seen.stop - 1} of {count}, and they are counted from its first. A function as the target is given "
+                "the output of one part at a time; give classes as target=labels."
+            )
             raise
         return found if seen == part else found[part.start - seen.start : part.stop - seen.start]
 
@@ -91,10 +94,14 @@ def _as_many_as_fit(
             fitted[form] = in_the_end
         return found
     shapes = ", ".join(str(tuple(t.shape)) for t in tensors(question.x))
-    plain = "" if reference is None else "take rules that need no reference, "
+    instead = (
+        'let blocks run again (Explainer(checkpoint="auto"))'
+        if reference is None
+        else "take rules that need no reference"
+    )
     raise TooLargeError(
         f"Memory doesn't suffice to explain the input of shape {shapes}, not even one sample at a time ({reason.rstrip('.')}). Give a smaller one (a lower resolution), "
-        f"run the model in bfloat16 (torch.autocast), {plain}or use a device with more memory."
+        f"run the model in bfloat16 (torch.autocast), {instead}, or use a device with more memory."
     )
 
 

@@ -24,7 +24,7 @@ class ModelError(HilrpError, RuntimeError):
 
 
 class TooLargeError(HilrpError, MemoryError):
-    """Memory doesn't suffice, not even for one sample at a time."""
+    """Memory doesn't suffice for what was to be explained at once."""
 
 
 class AuditError(HilrpError, RuntimeError):

@@ -49,7 +49,7 @@ def explain(
             function of the model's output that returns one scalar per sample.
         rules: A preset's name or a `Rules`.
         reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``, ``"blurred"``, a number, an
-            input like ``x``, one of `hilrp.references`, or a list of several to average over. The pixels then hold
+            input like ``x``, one of `hilrp.references`, a function of a `Question` that returns a list of such inputs (``lambda question: [question.x * 0]``), or a list of several to average over. The pixels then hold
             ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score; the rules ``"secant"`` then take ``"mean"``.
         audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
         stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several streams (the branches of
@@ -107,6 +107,8 @@ class Explainer:
             )
         if audit not in ("strict", "warn", "off"):
             raise InputError(f'audit={audit!r}: use "strict", "warn" or "off".')
+        if not isinstance(compile, bool):
+            raise InputError(f"compile={compile!r}: use True or False.")
         self.model = unwrap(model)
         self.rules = Rules.named(rules)
         if reference is not None or self.rules.constants == "reference":
@@ -141,7 +143,7 @@ class Explainer:
         target = settled(question.target, x, question.output)
         if reference is None:
             return self._explain(x, target, batch, None)
-        references = reference(replace(question, target=target))
+        references = _asked(reference, replace(question, target=target))
         if not references:
             raise InputError("reference is an empty list: give at least one reference.")
         found = [self._explain(x, target, batch, each) for each in references]
@@ -343,6 +345,24 @@ class Explainer:
         return ModelError(
             "The output or the relevance overflows, although no activation is NaN. Use a wider type (float32, float64)."
         )
+
+
+def _asked(reference: Reference, question: Question) -> list[Any]:
+    """The references for a question; what a function of the user's is given and returns is said where it fails."""
+    try:
+        found = reference(question)
+    except (TypeError, AttributeError) as error:
+        if isinstance(error, HilrpError):
+            raise
+        raise InputError(
+            f"The reference {reference!r} raised {type(error).__name__}: {error}. A function as a reference is given a hilrp.references.Question and returns a list of inputs like "
+            "question.x: reference=lambda question: [question.x * 0]."
+        ) from error
+    if not isinstance(found, (list, tuple)):
+        raise InputError(
+            f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda question: [question.x * 0]."
+        )
+    return list(found)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

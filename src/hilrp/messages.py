@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.errors import AuditError, ModelError
+from hilrp.errors import AuditError, ModelError, TooLargeError
 
 
 def place(path: str, module: nn.Module | None = None) -> str:
@@ -29,6 +29,14 @@ def failed_forward(error: Exception, where: str, shapes: str) -> str:
     return (
         f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: {str(error).rstrip('.') or 'no reason given'}. "
         "Check that the input has the shape, type and device that the model expects."
+    )
+
+
+def too_large(reason: str, shapes: str) -> TooLargeError:
+    """Memory doesn't suffice for what was to be explained at once."""
+    return TooLargeError(
+        f'Memory doesn\'t suffice to explain an input of shape {shapes} at once ({reason.rstrip(".")}). Explain fewer samples at a time (batch="auto", or a number), '
+        'let blocks run again (Explainer(checkpoint="auto")), or run the model in bfloat16 (torch.autocast).'
     )
 
 

@@ -18,6 +18,7 @@ from hilrp.engine import Engine
 from hilrp.errors import AuditError, HilrpError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Ledger, Site
+from hilrp.memory import shortage
 from hilrp.primitives.layers import watch
 from hilrp.rules import Rules
 from hilrp.stages import channels_last, stream_name, streams, to_map
@@ -145,6 +146,11 @@ class Pass:
                     self._graph, wanted, seeds, retain_graph=sample is not None, allow_unused=True
                 )
         except RuntimeError as error:
+            if (reason := shortage(error)) is not None and not isinstance(error, torch.OutOfMemoryError):
+                shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self._leaves))
+                raise messages.too_large(reason, shapes) from error
+            if isinstance(error, (HilrpError, torch.OutOfMemoryError)):
+                raise
             raise ModelError(
                 f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient checkpointing, turn it "
                 "off: what it runs again in the backward pass, the engine doesn't see."
@@ -188,6 +194,8 @@ class Pass:
         except Exception as error:
             where = messages.place(self.engine.path, self.engine.module)
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
+            if (reason := shortage(error)) is not None:
+                raise messages.too_large(reason, shapes) from error
             raise ModelError(messages.failed_forward(error, where, shapes)) from error
 
     def _capture(self, path: str, module: nn.Module, output: Any) -> None:
