@@ -42,7 +42,7 @@ class Snapshot:
         own = [vars(module) for module, _ in self._modules]
         self._members += [(table, name, t) for table in own for name, t in table.items() if isinstance(t, Tensor)]
         self._tensors = [(t, _place(t)) for _, _, t in self._members if isinstance(t, Tensor)]
-        self.devices = {t.device for t, _ in self._tensors}
+        self.devices = {t.device for t, _ in self._tensors if t.is_cuda}
 
     def holds(self) -> bool:
         """Whether all is as it was. Values of parameters may have changed: a graph reads them where they are."""
@@ -74,6 +74,7 @@ class _Recording(Generic[_Result]):
             with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._result = step(self._inputs)
         except BaseException:
+            torch.cuda.set_stream(current)  # torch does so only where a recording succeeds
             _end_recording()
             raise
 
@@ -117,7 +118,7 @@ class Recorder(Generic[_Result]):
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where the model's tensors are."""
+        """The GPUs that the model's tensors are on."""
         return set() if self._snapshot is None else self._snapshot.devices
 
     def run(self, inputs: Any, step: Callable[[Any], _Result]) -> _Result | None:
@@ -176,6 +177,7 @@ def _never_asking() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", ".*called a synchronizing CUDA operation")
+        warnings.filterwarnings("ignore", ".*Synchronization debug mode is a prototype")
         warnings.showwarning = collect
         torch.cuda.set_sync_debug_mode("warn")
         try:
