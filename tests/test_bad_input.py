@@ -201,3 +201,13 @@ def test_memory_that_does_not_suffice():
         hilrp.TooLargeError, match=r"shape \(2, 3, 2, 2\) at once.*can't allocate.*batch=\"auto\".*checkpoint"
     ):
         hilrp.explain(Hungry().eval(), torch.randn(2, 3, 2, 2), 0)
+
+
+def test_a_score_too_small_to_be_divided_up():
+    """Also where the books close: one pixel holds all of it."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2, bias=False)).eval()
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].weight[0, 0] = 2.0**-133
+    with pytest.raises(hilrp.ModelError, match="too small to be divided up"):
+        hilrp.explain(model, torch.ones(1, 3, 2, 2), 0)

@@ -37,7 +37,7 @@ class Outcome:
         sums: Stage -> sum of relevance per sample; ``maps``: stage -> map.
         unsplit: Whether an entry of the books could not be told apart by sample.
         limit: How far the books may be from closing.
-        sound: Whether all is finite and the books close: one flag on the device.
+        sound: Whether all is finite, the books close, and there is a score to decompose: one flag on the device.
     """
 
     relevance: Any
@@ -171,6 +171,8 @@ class Pass:
         numbers = [t for t in tensors((relevance, self.score, self.output)) if t.is_floating_point()]
         flags = [t.isfinite().all() for t in numbers]
         flags += [(ledger.leak <= limit).all(), (ledger.residual <= limit).all()]
+        if self.reference_score is None:
+            flags.append((self.score.abs() >= torch.finfo(self.score.dtype).tiny).all())
         return Outcome(
             relevance, self.score, self.classes, self.against, self.output, self.sums, self.maps, ledger, self.books.unsplit,
             limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes),
