@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -467,6 +468,36 @@ def test_classes_that_there_are_not(wrong):
     assert len(recordings(compiled)) == 1
 
 
+def test_recordings_that_are_garbage():
+    """An earlier graph that is thrown away while another is recorded would spoil it."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself, self.graph = self, torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                torch.zeros(1, device=DEVICE)
+
+    class Littering(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.cuda.is_current_stream_capturing():
+                gc.set_threshold(1)  # as soon as can be
+            return x
+
+    compiled = hilrp.Explainer(nn.Sequential(made("transformer"), Littering()), compile=True)
+    x = images()
+    compiled.explain(x, 1)
+    thresholds = gc.get_threshold()
+    gc.disable()
+    Cycle()
+    gc.set_threshold(10**6)
+    gc.enable()
+    try:
+        compiled.explain(x, 1)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert len(recordings(compiled)) == 1
+
+
 def test_what_is_found_out_about_a_result_is_found_out_when_replayed():
     """Inputs that give no sound result are told of, too."""
     compiled = hilrp.Explainer(made("convolutions"), compile=True)
@@ -486,6 +517,32 @@ def test_in_batches():
     for batch in (2, 2, 3, "auto"):
         assert apart(compiled.explain(x, 3, batch).relevance, plain.relevance) < 1e-5
     assert len(recordings(compiled)) >= 2
+
+
+def test_a_batch_that_does_not_fit():
+    """A shortage of the device's memory: parts are halved until they fit, and all are explained."""
+    model, x = made("transformer"), images(4096)
+    plain = hilrp.explain(model, x, 3)
+    peak = measured_peak(lambda: hilrp.explain(model, x[:512], 3))
+    gc.collect()
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + 2 * peak
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            hilrp.explain(model, x, 3)
+        found = hilrp.explain(model, x, 3, batch="auto")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert apart(found.relevance, plain.relevance) < 1e-5
+
+
+def measured_peak(run: Callable[[], object]) -> int:
+    """What a run takes of the device's memory beyond what is held."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def test_explanations_on_other_streams():

@@ -6,6 +6,7 @@ inputs of the same form come for the second time: the first run, as it always wa
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections import OrderedDict
@@ -71,7 +72,8 @@ class _Recording(Generic[_Result]):
         current.wait_stream(stream)
         try:
             # Other threads may go on with what they do with the device.
-            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            recorded = torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+            with _no_collection(), recorded:
                 self._result = step(self._inputs)
         except BaseException:
             torch.cuda.set_stream(current)  # torch does so only where a recording succeeds
@@ -186,6 +188,19 @@ def _never_asking() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
     if asked:
         raise RuntimeError("the model asks the device for numbers while it runs")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collects garbage now and not within: an earlier graph in it, freed while another is recorded, would spoil that one."""
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _end_recording() -> None:
