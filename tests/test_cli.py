@@ -17,6 +17,7 @@ import hilrp
 import hilrp.gallery
 import hilrp.zoo.architectures
 from hilrp.cli import app
+from hilrp.files import write_whole
 from hilrp.scenes import Scenes
 from hilrp.verdicts import Verdict
 
@@ -276,10 +277,12 @@ def test_notes_on_what_the_model_saw(tmp_path):
 def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):
     """The facts come last: without them the image is done again."""
 
-    def full(*args, **options):
-        raise OSError("no space left")
+    def full(path, write):
+        if path.suffix == ".png":
+            raise OSError("no space left")
+        write_whole(path, write)
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    monkeypatch.setattr("hilrp.explanation.write_whole", full)
     result = invoke("explain", picture, "--model", "zoo/resnet", "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert "no space left" in result.output
@@ -359,7 +362,7 @@ def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
         (["--model", "zoo/resnet", "--device", "abacus"], "--device abacus"),
         (["--model", "zoo/resnt"], "Did you mean resnet, convnext"),
         (["--model", "zoo/resnet", "--target", "ring"], "'red ring', 'yellow ring', 'blue ring'"),
-        (["--model", "zoo/resnet", "--classes", "missing.txt"], "--classes missing.txt"),
+        (["--model", "zoo/resnet", "--classes", "missing.txt"], "missing.txt: not a text file"),
         (["--model", "zoo/resnet", "--classes", "CHECKPOINT"], "not a text file"),
     ],
 )

@@ -6,8 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -173,25 +175,51 @@ class Explanation:
         With several inputs the arrays are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears
         whole or not at all. Returns their paths.
         """
-        import numpy as np
-
         base = Path(path)
         base = base.with_suffix("") if base.suffix in (".npz", ".json", ".png") else base
         if not base.name:
             raise InputError(f"save({str(path)!r}): give a file name; .npz, .json and .png are added to it.")
         base.parent.mkdir(parents=True, exist_ok=True)
-        plain = {name: _array(value) for name, value in self._arrays().items()}
-        # Drawn before anything is written: names that don't fit are noticed here.
-        figure = self.plot(classes, None, pictures, all_stages, titles, outlines) if "map" in plain else None
-        written = [base.with_name(base.name + ".npz")]
-        write_whole(written[0], lambda file: np.savez_compressed(file, **plain))
-        if figure is not None:
-            written.append(base.with_name(base.name + ".png"))
-            write_whole(written[1], lambda file: figure.savefig(file, format="png"))
-        text = json.dumps(dict(facts or {}) | self.facts(), indent=1)
-        written.append(base.with_name(base.name + ".json"))
-        write_whole(written[-1], lambda file: file.write(text.encode()))
+        kinds = ["npz", *(["png"] if self._has_map else []), "json"]
+        # Made before anything is written: names that don't fit are noticed here.
+        made = {k: self.encode(k, classes, pictures, all_stages, facts, titles, outlines) for k in kinds}
+        written = [base.with_name(f"{base.name}.{kind}") for kind in kinds]
+        for file, content in zip(written, made.values(), strict=True):
+            write_whole(file, partial(_put, content))
         return written
+
+    def encode(
+        self,
+        kind: str,
+        classes: list[str] | None = None,
+        pictures: Tensor | None = None,
+        all_stages: bool = False,
+        facts: Mapping[str, Any] | None = None,
+        titles: Sequence[str] | None = None,
+        outlines: Tensor | None = None,
+    ) -> bytes:
+        """What `save` writes, as bytes: ``npz`` or ``json``; or the figure as ``png``, ``svg`` or ``pdf``."""
+        import numpy as np
+
+        buffer = BytesIO()
+        if kind == "npz":
+            np.savez_compressed(buffer, **{name: _array(value) for name, value in self._arrays().items()})
+        elif kind == "json":
+            buffer.write(json.dumps(dict(facts or {}) | self.facts(), indent=1).encode())
+        elif kind in ("png", "svg", "pdf"):
+            from matplotlib import rc_context
+
+            figure = self.plot(classes, None, pictures, all_stages, titles, outlines)
+            # Letters stay letters, so that the figure can be edited and its text be found.
+            with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
+                figure.savefig(buffer, format=kind)
+        else:
+            raise InputError(f"encode({kind!r}): choose from npz, json, png, svg, pdf.")
+        return buffer.getvalue()
+
+    @property
+    def _has_map(self) -> bool:
+        return any(t.ndim == 4 for t in tensors(self.relevance))
 
     def _arrays(self) -> dict[str, Tensor]:
         arrays = {f"stage/{name}": value for name, value in self.stages.items()} | {"score": self.score}
@@ -201,9 +229,13 @@ class Explanation:
             else:
                 parts = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
                 arrays |= {f"{kind}/{name}": value for name, value in parts if isinstance(value, Tensor)}
-        if any(t.ndim == 4 for t in tensors(self.relevance)):
+        if self._has_map:
             arrays["map"] = self.map
         return arrays | ({} if self.target is None else {"target": self.target})
+
+
+def _put(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
 
 
 def _array(value: Tensor) -> Any:

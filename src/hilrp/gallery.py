@@ -20,7 +20,6 @@ from hilrp.explanation import Explanation
 from hilrp.images import Source, read
 from hilrp.libraries.loaded import Loaded
 from hilrp.memory import free
-from hilrp.names import ZOO
 from hilrp.targets import Contrast, logits_of
 from hilrp.targets.classes import no_classifier
 from hilrp.wanted import Wanted
@@ -94,7 +93,7 @@ class Gallery:
                 yield Outcome(source, error=_said(error))
                 continue
             seen = tuple(x.shape[:0:-1])
-            notes = notes + self._notes(size, seen)
+            notes = notes + self.loaded.notes(size, seen)
             waiting.append(_Read(source, x, {"settings": own, "size": size, "seen": seen, "image_notes": notes}))
             if len(waiting) * self.wanted.count >= self.batch:
                 yield from self._explain(waiting)
@@ -107,15 +106,6 @@ class Gallery:
         lost = [source.path for source in sources if source.path.resolve() in results]
         if lost:
             raise InputError(f"{lost[0]}: its figure would be written over it. Choose another folder for the results.")
-
-    def _notes(self, size: tuple[int, int], seen: tuple[int, ...]) -> list[str]:
-        """What a user should know of what the model saw, both as width and height."""
-        notes = []
-        if min(size) < min(seen):
-            notes.append(f"the picture ({size[0]} x {size[1]}) was enlarged")
-        if self.loaded.name.startswith(f"{ZOO}/") and size != seen:
-            notes.append("models of the zoo know the objects of scenes and nothing else")
-        return notes
 
     def _settings(self) -> dict[str, Any]:
         """All that a result depends on, besides the image."""

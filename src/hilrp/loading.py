@@ -56,6 +56,16 @@ def load(
     return replace(loaded, classes=_checked(loaded, classes))
 
 
+def class_names(path: Path) -> list[str]:
+    """The names of classes in a text file, one per line."""
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path.name}: not a text file ({error}). Give the names of the classes, one per line, in UTF-8."
+        ) from error
+
+
 def _checked(loaded: Loaded, classes: Sequence[str] | None) -> list[str] | None:
     """The user's names, or the library's where there are as many of them as the model has classes."""
     count = _count(loaded.model)

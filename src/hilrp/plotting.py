@@ -61,7 +61,7 @@ def draw(
         for axis, name in zip(row[3:-1], names, strict=True):
             stage = explanation.stages[name][i].detach().float().cpu().numpy()
             axis.imshow(stage, cmap=COLOURS, **symmetric(stage))
-            axis.set_title(f"{name}\n{_held(explanation, name, i)}", fontsize=8)
+            axis.set_title(f"{name}\n{held(explanation, name, i)}", fontsize=8)
         for axis in row[:-1]:
             axis.set_axis_off()
         _books(row[-1], explanation, i)
@@ -136,7 +136,7 @@ def _title(explanation: Explanation, i: int, classes: list[str] | None, titles: 
     return f"{fill(said, _TITLE)}\n{score}"
 
 
-def _held(explanation: Explanation, stage: str, i: int) -> str:
+def held(explanation: Explanation, stage: str, i: int) -> str:
     """How much a stage holds: of the score, or of its difference to the reference."""
     part = float(explanation.trace[stage][i])
     if explanation.reference is None:
@@ -175,10 +175,10 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     axis.tick_params(axis="x", labelsize=7)
     word = explanation.verdicts[i]
     holders = " + ".join(ledger.arrived)
-    held = (
+    holding = (
         f"{holders} {float(ledger.share[i]):.1%}" if explanation.reference is None else f"reference + {holders} = score"
     )
-    said = f"{word}: {held}, residual {float(ledger.residual[i]):.0e}"
+    said = f"{word}: {holding}, residual {float(ledger.residual[i]):.0e}"
     axis.set_title(said, fontsize=9, color=word.colour)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -19,6 +19,7 @@ from hilrp.files import write_whole
 from hilrp.gallery import Gallery, Outcome, checksum
 from hilrp.images import Source, find, read
 from hilrp.libraries.loaded import Loaded
+from hilrp.loading import class_names
 from hilrp.names import ZOO
 from hilrp.references import DEFAULT, NAMED, Given, Reference, named
 from hilrp.verdicts import Verdict
@@ -99,7 +100,7 @@ def explain(
         sources, problems = find(images, output)
         if not sources:
             raise InputError(" ".join(f"{name}: {why}" for name, why in problems.items()))
-        names = _names(classes)
+        names = None if classes is None else class_names(classes)
         with errors.status(f"loading {escape(model)}"):
             loaded = hilrp.load(model, checkpoint, names, device)
         wanted = Wanted.parse(target, loaded, against)
@@ -127,15 +128,6 @@ def explain(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
-
-
-def _names(path: Path | None) -> list[str] | None:
-    if path is None:
-        return None
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--classes {path}: not a text file ({error}). Give one name per line, in UTF-8.") from error
 
 
 def _reference(text: str | None, loaded: Loaded) -> tuple[Reference | None, str | None]:

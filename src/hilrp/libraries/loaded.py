@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hilrp.errors import InputError
 from hilrp.images import as_rgb, read
+from hilrp.names import ZOO
 from hilrp.texts import ImageText
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ class Loaded:
             )
         x = torch.stack(made)
         return x.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
+
+    def notes(self, size: tuple[int, ...], seen: tuple[int, ...]) -> list[str]:
+        """What a user should know of a picture, and of what the model saw of it, both as width and height."""
+        notes = []
+        if min(size) < min(seen):
+            notes.append(f"the picture ({size[0]} x {size[1]}) was enlarged")
+        if self.name.startswith(f"{ZOO}/") and tuple(size) != tuple(seen):
+            notes.append("models of the zoo know the objects of scenes and nothing else")
+        return notes
 
     def seen_mask(self, mask: np.ndarray) -> Tensor:
         """A mask of a picture through the model's own preprocessing: scaled and cropped as the picture is, ``[H,W]``."""

@@ -1,0 +1,330 @@
+"""What is on the page: Gradio's components, and what each of them asks of the desk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from hilrp.app.comparison import CHOSEN, Compared, choices
+from hilrp.app.desk import Desk
+from hilrp.app.pictures import scenes
+from hilrp.app.results import KINDS
+from hilrp.app.sessions import Session, Sessions
+from hilrp.app.table import comparison_table
+from hilrp.errors import HilrpError
+from hilrp.references import NAMED
+from hilrp.rules import PRESETS
+
+#: So many classes are offered by name; others can be typed.
+_OFFERED = 1000
+_NOTHING = "\u2014"
+#: Gradio finds it among a handler's defaults, and shows what it is told.
+_PROGRESS = gr.Progress()
+
+
+def build(desk: Desk, sessions: Sessions) -> gr.Blocks:
+    """The whole page."""
+    page = _Page(desk, sessions)
+    page.wire()
+    return page.blocks
+
+
+class _Page:
+    """The components, by what they are; each handler changes a session and then shows it."""
+
+    def __init__(self, desk: Desk, sessions: Sessions) -> None:
+        self.desk, self.sessions = desk, sessions
+        with gr.Blocks(title="HiLRP", analytics_enabled=False, delete_cache=(60, 300), fill_width=True) as self.blocks:
+            gr.HTML(
+                '<div id="head"><b>HiLRP</b> What in the picture speaks for the prediction, and where every part of the score went. '
+                "Pictures stay on this machine and are forgotten when the tab is closed.</div>"
+            )
+            with gr.Row():
+                with gr.Column(scale=1, min_width=300):
+                    self._pictures()
+                    self._models()
+                with gr.Column(scale=3, min_width=420):
+                    self.status = gr.HTML(elem_id="status")
+                    self._questions()
+                    with gr.Tabs():
+                        with gr.Tab("Explanation"):
+                            self.viewer = gr.HTML(elem_id="viewer")
+                        with gr.Tab("Compare methods"):
+                            self._comparison()
+                        with gr.Tab("Take away"):
+                            self.exports = gr.HTML(elem_id="exports")
+                            self.code = gr.Code(
+                                label="The same in Python", language="python", interactive=False, elem_id="code"
+                            )
+            self.style = gr.HTML(elem_id="marks")
+
+    def _pictures(self) -> None:
+        self.files = gr.File(label="Drop pictures here", file_count="multiple", height=150, elem_id="upload")
+        self.scene = gr.Dropdown(scenes(), value=None, label="or take a scene whose truth is known", elem_id="scene")
+        self.pictures = gr.Radio([], label="Pictures", elem_id="pictures")
+
+    def _models(self) -> None:
+        names = self.desk.models.names()
+        self.model = gr.Dropdown(
+            names,
+            value=self.desk.models.first,
+            label="Model",
+            info="zoo/\u2026 comes with hilrp; others are fetched, which needs a connection the first time. Any name of timm, torchvision, transformers or open_clip can be typed.",
+            allow_custom_value=True,
+            elem_id="model",
+        )
+        with gr.Accordion("Weights of your own", open=False):
+            self.architecture = gr.Dropdown(
+                names, value=None, label="Architecture", allow_custom_value=True, elem_id="architecture"
+            )
+            self.checkpoint = gr.File(label="Checkpoint (safetensors, torch.save)", height=100, elem_id="checkpoint")
+            self.classes = gr.File(
+                label="Names of its classes: a text file, one per line", height=100, elem_id="classes"
+            )
+            self.load = gr.Button("Load these weights", elem_id="load")
+        with gr.Accordion("Rules", open=False):
+            self.rules = gr.Dropdown(list(PRESETS), value="hilrp", label="Rules", elem_id="rules")
+            self.reference = gr.Dropdown(
+                [(_NOTHING, ""), *((name, name) for name in NAMED)],
+                value="",
+                label="Relative to",
+                info="The pixels then hold the difference to the score of that picture.",
+                elem_id="reference",
+            )
+
+    def _questions(self) -> None:
+        with gr.Row():
+            with gr.Column(scale=3, min_width=260):
+                self.predictions = gr.Radio([], label="What the model says: click to explain", elem_id="predictions")
+            with gr.Column(scale=2, min_width=220):
+                self.label = gr.Dropdown([], label="Any class", allow_custom_value=True, elem_id="label", visible=False)
+                self.against = gr.Dropdown(
+                    [], label="rather than", allow_custom_value=True, elem_id="against", visible=False
+                )
+                self.region = gr.Textbox(
+                    label="Region: left, top, right, bottom",
+                    info="Or drag a rectangle on the map.",
+                    elem_id="region",
+                    visible=False,
+                )
+                self.caption = gr.Textbox(
+                    label="Caption",
+                    placeholder="a striped red star",
+                    info="Enter explains it.",
+                    elem_id="caption",
+                    visible=False,
+                )
+
+    def _comparison(self) -> None:
+        self.methods = gr.CheckboxGroup(choices(), value=list(CHOSEN), label="Methods", elem_id="methods")
+        with gr.Row():
+            self.compare = gr.Button("Compare on the class that is explained", variant="primary", elem_id="compare")
+            self.cancel = gr.Button("Cancel", elem_id="cancel")
+        self.compared = gr.HTML(elem_id="compared")
+
+    # What is done ---------------------------------------------------------------------------------------------------
+
+    def wire(self) -> None:
+        """Connects components and desk."""
+        desk = self.desk
+        with self.blocks:
+            self._on(self.blocks.load, lambda session: desk.begin(session), [])
+            self._on(self.files.upload, self._upload, [self.files])
+            self._on(self.scene.input, lambda session, index: desk.scene(session, int(index)), [self.scene])
+            self._on(self.pictures.input, desk.choose, [self.pictures])
+            self._on(self.model.input, desk.model, [self.model])
+            self._on(self.load.click, self._weights, [self.architecture, self.checkpoint, self.classes])
+            self._on(self.predictions.input, self._predicted, [self.predictions])
+            self._on(self.label.input, self._class, [self.label])
+            self._on(self.against.input, self._contrast, [self.against])
+            self._on(self.region.submit, self._region, [self.region])
+            self._on(self.caption.submit, self._caption, [self.caption])
+            self._on(self.rules.input, self._rules, [self.rules, self.reference])
+            self._on(self.reference.input, self._rules, [self.rules, self.reference])
+            self.compare.click(
+                self._compare, [self.methods], [self.compared], api_visibility="private", concurrency_limit=8
+            )
+            self.cancel.click(self._cancel, [], [], queue=False, api_visibility="private")
+            self.blocks.unload(self._close)
+
+    def _on(self, event: Callable[..., Any], action: Callable[..., Any], inputs: list[Any]) -> None:
+        """Lets an event change the session of its tab; what is wrong is told above the explanation."""
+
+        def handle(request: gr.Request, *values: Any) -> dict[Any, Any]:
+            session = self.sessions.of(str(request.session_hash))
+            with session.lock:
+                try:
+                    problems = action(session, *values) or []
+                except HilrpError as error:
+                    problems = [str(error)]
+                return self._shown(session, problems)
+
+        event(
+            handle,
+            inputs,
+            self._outputs,
+            api_visibility="private",
+            concurrency_limit=8,
+            trigger_mode="always_last",
+            show_progress="minimal",
+            show_progress_on=[self.viewer],
+        )
+
+    def _upload(self, session: Session, files: list[str] | None) -> list[str]:
+        return self.desk.upload(session, [Path(file) for file in files or ()])
+
+    def _weights(self, session: Session, name: str, checkpoint: str | None, classes: str | None) -> list[str] | None:
+        if checkpoint is None:
+            return ["There is no checkpoint yet. Drop a file with the weights."]
+        self.desk.weights(session, name or "", Path(checkpoint), None if classes is None else Path(classes))
+        return None
+
+    def _predicted(self, session: Session, target: str) -> None:
+        session.target, session.against = target, None
+        self.desk.explain(session)
+
+    def _class(self, session: Session, text: str) -> None:
+        if session.loaded is None or text is None:
+            return
+        index = session.loaded.index(str(text))
+        kind = session.prediction.kind if session.prediction is not None else "classes"
+        words = {
+            "regions": f"{':'.join((session.target or 'region:').split(':')[:2])}:{index}",
+            "objects": f"detection:{self._name(session, index)}",
+        }
+        session.target, session.against = words.get(kind, str(index)), None
+        self.desk.explain(session)
+
+    @staticmethod
+    def _name(session: Session, index: int) -> str:
+        return session.loaded.named(index) if session.loaded is not None else str(index)
+
+    def _contrast(self, session: Session, text: str | None) -> None:
+        if session.loaded is None:
+            return
+        # Kept only if it can be explained: else the page would say one thing and show another.
+        before, session.against = session.against, str(session.loaded.index(str(text))) if text else None
+        try:
+            self.desk.explain(session)
+        except HilrpError:
+            session.against = before
+            raise
+
+    def _region(self, session: Session, box: str) -> None:
+        label = (session.target or "").rpartition(":")[2]
+        before, session.target = session.target, f"region:{box.replace(' ', '')}:{label}"
+        try:
+            self.desk.explain(session)
+        except HilrpError:
+            session.target = before
+            raise
+
+    def _caption(self, session: Session, text: str) -> None:
+        session.target, session.against = f"text:{text}", None
+        self.desk.explain(session)
+
+    def _rules(self, session: Session, rules: str, reference: str) -> None:
+        session.rules, session.reference = rules, reference or None
+        self.desk.explain(session)
+
+    def _compare(self, request: gr.Request, names: list[str], progress: Any = _PROGRESS) -> Iterator[str]:
+        session = self.sessions.of(str(request.session_hash))
+        found: list[Compared] = []
+        try:
+            result = self.desk.comparable(session)
+            progress(0.0, desc="waiting for its turn")
+            for found in self.desk.compare(session, result, names):
+                progress((len(found), len(names)), desc=f"{found[-1].method.title} done", unit="methods")
+                yield comparison_table(found, result, names[len(found) :])
+        except HilrpError as error:
+            yield _said([str(error)])
+            return
+        if session.stop.is_set():
+            yield comparison_table(found, result, stopped=True) if found else _said(["Stopped."])
+
+    def _cancel(self, request: gr.Request) -> None:
+        self.sessions.of(str(request.session_hash)).stop.set()
+
+    def _close(self, request: gr.Request) -> None:
+        self.sessions.close(str(request.session_hash))
+
+    # What is shown --------------------------------------------------------------------------------------------------
+
+    @property
+    def _outputs(self) -> list[Any]:
+        return [
+            self.status, self.style, self.files, self.scene, self.pictures, self.model, self.checkpoint, self.classes, self.predictions, self.label,
+            self.against, self.region, self.caption, self.rules, self.reference, self.viewer, self.exports, self.code, self.compared,
+        ]  # fmt: skip
+
+    def _shown(self, session: Session, problems: list[str]) -> dict[Any, Any]:
+        """All components as the session has them."""
+        prediction, loaded, result = session.prediction, session.loaded, session.result
+        offered = prediction.choices if prediction is not None else []
+        kind = prediction.kind if prediction is not None else ""
+        known = list(enumerate(loaded.classes or ())) if loaded is not None else []
+        names = [(name, str(i)) for i, name in known[:_OFFERED]]
+        explained = result.explanation if result is not None else None
+        label = str(int(explained.target[0])) if explained is not None and explained.target is not None else None
+        listed = any(c.target == session.target for c in offered)
+        box = session.target.split(":")[1] if session.target and session.target.startswith("region:") else ""
+        return {
+            self.status: _said(problems),
+            self.style: _marks(session),
+            self.files: None,
+            self.checkpoint: None,
+            self.classes: None,
+            self.pictures: gr.Radio(
+                [(p.name, token) for token, p in session.pictures.items()],
+                value=session.picture.token if session.picture else None,
+            ),
+            self.scene: None if session.picture is None or session.picture.scene is None else gr.skip(),
+            self.model: gr.skip() if loaded is None else loaded.name,
+            self.predictions: gr.Radio(
+                [(f"{c.name} ({c.figure})" if c.figure else c.name, c.target) for c in offered],
+                value=session.target if listed and session.against is None else None,
+            ),
+            self.label: gr.Dropdown(names, value=label, visible=kind in ("classes", "regions", "objects")),
+            self.against: gr.Dropdown([(_NOTHING, ""), *names], value=session.against or "", visible=kind == "classes"),
+            self.region: gr.Textbox(value=box.replace(",", ", "), visible=kind == "regions"),
+            self.caption: gr.Textbox(visible=loaded is not None and loaded.texts is not None),
+            self.rules: session.rules,
+            self.reference: session.reference or "",
+            self.viewer: "" if result is None else _frame(result.token),
+            self.exports: "" if result is None else _links(result.token),
+            self.code: "" if result is None else result.code,
+            self.compared: "",
+        }
+
+
+def _said(problems: list[str]) -> str:
+    return "".join(f'<div class="problem" role="alert">{escape(problem)}</div>' for problem in problems)
+
+
+def _frame(token: str) -> str:
+    return f'<iframe class="viewer" title="The explanation" src="./explanation/{token}"></iframe>'
+
+
+def _links(token: str) -> str:
+    links = "".join(
+        f'<a class="export" href="./export/{token}/{kind}" download>{kind.upper()}<span>{about}</span></a>'
+        for kind, (_, about) in KINDS.items()
+    )
+    return f'<div class="links">{links}</div>'
+
+
+def _marks(session: Session) -> str:
+    """Bars behind the predictions, and thumbnails on the pictures."""
+    rules = [
+        f"#predictions label:nth-of-type({i}) {{ background: linear-gradient(90deg, #cfe2fb {100 * choice.part:.1f}%, #f4f6f8 {100 * choice.part:.1f}%) !important; }}"
+        for i, choice in enumerate(session.prediction.choices if session.prediction is not None else (), 1)
+    ]
+    rules += [
+        f"#pictures label:nth-of-type({i}) {{ background-image: url(./thumbnail/{token}) !important; }}"
+        for i, token in enumerate(session.pictures, 1)
+    ]
+    return f"<style>{' '.join(rules)}</style>"

@@ -1,0 +1,77 @@
+"""The lines of Python that make an explanation again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hilrp.libraries.loaded import Loaded
+from hilrp.targets import Detection, Region, Views
+from hilrp.wanted import Wanted
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of a model.
+
+    Attributes:
+        target, against: In the words of `hilrp explain`.
+        rules: A preset.
+        reference: What relevance is relative to, by name.
+        checkpoint: The file that the weights are from, where they are somebody's own.
+    """
+
+    target: str
+    against: str | None = None
+    rules: str = "hilrp"
+    reference: str | None = None
+    checkpoint: str | None = None
+
+
+def written(opening: str, loaded: Loaded, asked: Asked, wanted: Wanted, name: str) -> str:
+    """The lines.
+
+    Args:
+        opening: Lines that open the picture as ``image``: imports, an empty line, the rest.
+        loaded: The model.
+        asked: What was asked of it.
+        wanted: The same, understood.
+        name: What the results are saved as.
+    """
+    needed, _, opened = opening.partition("\n\n")
+    imports = ["import hilrp", *needed.splitlines()]
+    weights = f", checkpoint={asked.checkpoint!r}" if asked.checkpoint else ""
+    lines = [*opened.splitlines(), f"loaded = hilrp.load({loaded.name!r}{weights})", "x = loaded.batch([image])"]
+    model, options = "loaded.model", f", rules={asked.rules!r}"
+    if wanted.tower:
+        imports += ["from hilrp.targets import Cosine", "from hilrp.texts import ImageTower, caption_embeddings"]
+        caption = wanted.text.partition(":")[2]
+        lines.append(f"caption = caption_embeddings(loaded.texts.model, loaded.texts.ids({caption!r}))")
+        model, target = "ImageTower(loaded.texts.model).eval()", "Cosine(caption)"
+    else:
+        kind, target = _target(wanted)
+        imports += [f"from hilrp.targets import {kind}"] if kind else []
+    if asked.reference is not None:
+        imports.append("from hilrp.references import named")
+        lines.append(f"reference = named({asked.reference!r}, loaded.preprocess.mean, loaded.preprocess.std)")
+        options += ", reference=reference"
+    lines += [
+        f"explanation = hilrp.Explainer({model}{options}).explain(x, {target})",
+        "print(explanation, explanation.verdicts)",
+        f"explanation.save({name!r}, loaded.classes, loaded.preprocess.picture(x))",
+    ]
+    return "\n".join([*sorted(imports[1:]), "", imports[0], "", *lines, ""])
+
+
+def _target(wanted: Wanted) -> tuple[str, str]:
+    """What to import from `hilrp.targets`, and what to write."""
+    target = wanted.target
+    if isinstance(target, Views):
+        return "Views", "Views()"
+    if isinstance(target, Region):
+        return "Region", f"Region({target.label!r}, box={target.box!r})"
+    if isinstance(target, Detection):
+        rest = f", label={target.label!r}" if target.side is None else f", side={target.side!r}"
+        return "Detection", f"Detection({target.query!r}{rest})"
+    if wanted.against is not None:
+        return "Contrast", f"Contrast({wanted.label!r}, {wanted.against!r})"
+    return "", repr(wanted.label)

@@ -1,0 +1,86 @@
+"""Models that people have asked for: loaded once, kept for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hilrp.errors import InputError, UnavailableError
+from hilrp.libraries.loaded import Loaded
+from hilrp.loading import load
+from hilrp.names import LIBRARIES, ZOO, is_factory, library
+
+#: How many are kept beside the operator's own.
+_KEPT = 4
+
+
+@dataclass
+class Models:
+    """Models by name.
+
+    Attributes:
+        device: Where they are put.
+        own: The model that `hilrp serve` was started with, whose name may be a function or a folder: whoever starts it may run what he likes.
+    """
+
+    device: str = "cpu"
+    own: Loaded | None = None
+    _loaded: OrderedDict[str, Loaded] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def first(self) -> str:
+        """What a new page begins with."""
+        return self.own.name if self.own is not None else f"{ZOO}/swin"
+
+    def names(self) -> list[str]:
+        """All that can be chosen: the operator's, the zoo, and the published ones, whose weights need a connection."""
+        found = [] if self.own is None else [self.own.name]
+        for each in (ZOO, *LIBRARIES):
+            try:
+                found += [f"{each}/{name}" for name in library(each).trained()]
+            except UnavailableError:  # not installed
+                continue
+        return list(dict.fromkeys(found))
+
+    def get(self, name: str) -> Loaded:
+        """A model with its published weights."""
+        name = name.strip()
+        if self.own is not None and name == self.own.name:
+            return self.own
+        self._check(name)
+        with self._lock:
+            loaded = self._loaded.get(name)
+        if loaded is None:  # others need not wait for what is fetched for one
+            loaded = load(name, device=self.device)
+        with self._lock:
+            self._loaded[name] = loaded
+            self._loaded.move_to_end(name)
+            while len(self._loaded) > _KEPT:
+                self._loaded.popitem(last=False)
+        return loaded
+
+    def fitted(self, name: str, checkpoint: Path, classes: Sequence[str] | None = None) -> Loaded:
+        """A model with weights of somebody's own; not kept here, it is theirs."""
+        self._check(name.strip())
+        try:
+            return load(name.strip(), checkpoint, classes, self.device)
+        except InputError as error:
+            # Where the server keeps the file is nobody's business.
+            raise InputError(str(error).replace(str(checkpoint), checkpoint.name)) from error
+
+    @staticmethod
+    def _check(name: str) -> None:
+        """Names come from anybody who can reach the page: they must not run code or open files."""
+        if not name:
+            raise InputError(
+                "No model is chosen. Take zoo/swin, or a name of timm, torchvision, transformers or open_clip."
+            )
+        place = name.partition("/")[2] if name.partition("/")[0] in (ZOO, *LIBRARIES) else name
+        if is_factory(name) or any(Path(each).exists() or Path(each).is_absolute() for each in (name, place) if each):
+            raise InputError(
+                f"{name}: functions and folders can't be opened from the page. Start the page with it: hilrp serve --model {name}"
+            )

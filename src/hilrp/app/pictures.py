@@ -1,0 +1,82 @@
+"""Pictures that somebody wants to look at: uploaded ones, and scenes."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from hilrp.errors import InputError
+from hilrp.images import read
+from hilrp.scenes import Scene, Scenes
+
+#: Larger pictures are scaled down: no model looks at more.
+LONGEST = 2048
+#: Larger files are refused.
+MEGABYTES = 100
+#: How many scenes there are to choose from.
+SCENES = 24
+#: The one that a new tab shows: three objects of different colours.
+FIRST = 14
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture.
+
+    Attributes:
+        name: What it is called.
+        image: It, in RGB.
+        opening: The lines of Python that open it, as ``image``.
+        notes: What was done to it that could matter.
+        scene: Where the truth is known.
+        token: What its thumbnail is asked for by.
+    """
+
+    name: str
+    image: Image.Image
+    opening: str
+    notes: list[str] = field(default_factory=list)
+    scene: Scene | None = None
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+
+    def thumbnail(self, side: int = 160) -> bytes:
+        """A small one, as PNG."""
+        small = self.image.copy()
+        small.thumbnail((side, side))
+        buffer = BytesIO()
+        small.save(buffer, "PNG")
+        return buffer.getvalue()
+
+
+def uploaded(path: Path) -> Picture:
+    """The picture in a file that was sent."""
+    if path.stat().st_size > MEGABYTES * 2**20:
+        raise InputError(f"{path.name}: larger than {MEGABYTES} MB. Scale it down or compress it first.")
+    try:
+        image, notes = read(path)
+    except InputError as error:
+        # Where the server keeps the file is nobody's business.
+        raise InputError(f"{path.name}: {str(error).replace(str(path), path.name)}") from error
+    opening = f"from pathlib import Path\nfrom hilrp.images import read\n\nimage, _ = read(Path({path.name!r}))"
+    if max(image.size) > LONGEST:
+        width, height = image.size
+        image.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
+        opening += f"\nimage.thumbnail(({LONGEST}, {LONGEST}), {int(Image.Resampling.LANCZOS)})  # LANCZOS"
+        notes = [*notes, f"the picture ({width} x {height}) was scaled down to {image.width} x {image.height}"]
+    return Picture(path.name, image, opening, notes)
+
+
+def scene(index: int) -> Picture:
+    """A scene that comes with hilrp."""
+    found = Scenes(seed=0)[index]
+    opening = f"from PIL import Image\nfrom hilrp.scenes import Scenes\n\nimage = Image.fromarray(Scenes(seed=0)[{index}].image)"
+    return Picture(f"scene {index}", Image.fromarray(found.image), opening, scene=found)
+
+
+def scenes() -> list[tuple[str, int]]:
+    """The scenes to choose from: what is on them, and their numbers."""
+    return [(f"{i}: {Scenes(seed=0)[i].caption}", i) for i in range(SCENES)]

@@ -1,0 +1,155 @@
+"""An explanation as it is shown and taken away: a page, figures, arrays, numbers, and the lines that make it again."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+import hilrp
+from hilrp.app.code import Asked, written
+from hilrp.app.pictures import Picture
+from hilrp.errors import InputError
+from hilrp.explanation import Explanation
+from hilrp.libraries.loaded import Loaded
+from hilrp.pages.viewer import viewer_page
+from hilrp.tree import map_tensors
+from hilrp.wanted import Wanted
+
+#: What can be taken away, and what it is.
+KINDS = {
+    "html": ("text/html; charset=utf-8", "this page, by itself"),
+    "png": ("image/png", "figure"),
+    "svg": ("image/svg+xml", "figure"),
+    "pdf": ("application/pdf", "figure"),
+    "npz": ("application/octet-stream", "arrays"),
+    "json": ("application/json", "numbers"),
+    "py": ("text/x-python; charset=utf-8", "the same in Python"),
+}
+#: matplotlib's settings are those of the process.
+_DRAWING = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """An explanation of a picture.
+
+    Attributes:
+        explanation: Of this one sample, on the processor.
+        picture, loaded, asked, wanted: Of what, by what, and what was asked.
+        token: What its page is asked for by: nobody can guess it.
+    """
+
+    explanation: Explanation
+    picture: Picture
+    loaded: Loaded
+    asked: Asked
+    wanted: Wanted
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+    @property
+    def title(self) -> str:
+        """What is explained, in words."""
+        found, said = self.explanation, self.wanted.titles(self.loaded, self.explanation.output, 1)
+        if said is not None:
+            return said[0]
+        name = "score" if found.target is None else self.loaded.named(int(found.target[0]))
+        return name if found.against is None else f"{name} rather than {self.loaded.named(int(found.against[0]))}"
+
+    @property
+    def about(self) -> str:
+        """Of which picture, with which model and rules."""
+        relative = f", relative to {self.asked.reference}" if self.asked.reference else ""
+        return f"{self.picture.name}, {self.loaded.name} ({self.loaded.weights}), rules {self.asked.rules}{relative}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done to the picture that could matter, and what else should be known of it."""
+        seen = tuple(self.explanation.map.shape[:0:-1])
+        return self.picture.notes + self.loaded.notes(self.picture.image.size, seen)
+
+    @property
+    def name(self) -> str:
+        """What its files are named by."""
+        parts = (self.picture.name.rpartition(".")[0] or self.picture.name, self.title)
+        return "-".join(re.sub(r"[^\w]+", "_", part).strip("_")[:40] or "picture" for part in parts)
+
+    @cached_property
+    def truth(self) -> Tensor | None:
+        """Where the explained object is, ``[H,W]``, where that is known."""
+        scene, found = self.picture.scene, self.explanation.target
+        if scene is None or found is None or not self.loaded.classes or self.wanted.target is not None:
+            return None
+        # A model of somebody's own may have classes of the same numbers.
+        names = {thing.name: thing.label for thing in scene.things}
+        label = names.get(self.loaded.named(int(found[0])))
+        return None if label is None else self.loaded.seen_mask(scene.mask(label))
+
+    @property
+    def seen(self) -> Tensor | None:
+        """What the model saw, ``[1,3,H,W]``."""
+        return self.loaded.preprocess.picture(self.explanation._image(self.explanation.input))
+
+    @cached_property
+    def outline(self) -> Tensor | None:
+        """What is drawn around, ``[1,H,W]``."""
+        height, width = self.explanation.map.shape[-2:]
+        if self.truth is not None:
+            return self.truth.float().unsqueeze(0)
+        return self.wanted.outlines((height, width), self.explanation.output, 1)
+
+    @cached_property
+    def page(self) -> str:
+        """All of it, to look at."""
+        outlined = "true object" if self.truth is not None else "what is asked about"
+        return viewer_page(
+            self.explanation,
+            self.title,
+            self.about,
+            self.notes,
+            None if self.seen is None else self.seen[0],
+            None if self.outline is None else self.outline[0],
+            outlined,
+            regions=self.asked.target.startswith("region:"),
+            code=self.code,
+            name=self.name,
+        )
+
+    def export(self, kind: str) -> bytes:
+        """One of `KINDS`."""
+        if kind not in KINDS:
+            raise InputError(f"{kind}: choose from {', '.join(KINDS)}.")
+        if kind == "html":
+            return self.page.encode()
+        if kind == "py":
+            return self.code.encode()
+        facts = {
+            "hilrp": hilrp.__version__,
+            "model": self.loaded.name,
+            "weights": self.loaded.weights,
+            "picture": self.picture.name,
+            "image_notes": self.notes,
+            "explained": self.title,
+            "target_words": self.asked.target,
+            "reference": self.asked.reference,
+        }
+        titles = self.wanted.titles(self.loaded, self.explanation.output, 1)
+        with _DRAWING:
+            return self.explanation.encode(
+                kind, self.loaded.classes, self.seen, facts=facts, titles=titles, outlines=self.outline
+            )
+
+    @property
+    def code(self) -> str:
+        """Lines of Python that make the same explanation."""
+        return written(self.picture.opening, self.loaded, self.asked, self.wanted, self.name)
+
+
+def on_processor(found: Explanation) -> Explanation:
+    """The same explanation with all its tensors in the processor's memory, without a graph."""
+    moved: Explanation = map_tensors(lambda t: t.detach().cpu(), found)
+    return moved

@@ -1,0 +1,139 @@
+"""What is sent to the browser: Gradio's page, and what it shows, from memory. Nothing is asked of any other host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib.resources import files
+
+from hilrp.app.models import Models
+from hilrp.errors import InputError, UnavailableError
+
+# Gradio reads these when it is imported.
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+try:
+    import gradio as gr
+    import uvicorn
+    from fastapi import FastAPI, Request, Response
+    from fastapi.responses import HTMLResponse, PlainTextResponse
+except ModuleNotFoundError as missing:
+    raise UnavailableError(f"{missing.name} is not installed. Install it with: pip install 'hilrp[app]'") from missing
+
+from hilrp.app.blocks import build
+from hilrp.app.desk import Desk
+from hilrp.app.results import KINDS
+from hilrp.app.sessions import Sessions
+
+#: The browser is told to ask nobody else for anything, whatever Gradio's page would like.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-ancestors 'self'; form-action 'self'; base-uri 'self'"
+)
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: Of one file that is sent: checkpoints are large.
+_LARGEST = "4gb"
+
+
+def make_app(models: Models, host: str = "127.0.0.1") -> FastAPI:
+    """The whole application."""
+    sessions = Sessions()
+    blocks = build(Desk(models), sessions)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.sessions = sessions
+
+    @app.middleware("http")
+    async def guard(request: Request, next_step: Callable[[Request], Awaitable[Response]]) -> Response:
+        # A page of another name that leads here could else read what is shown here.
+        name = (request.headers.get("host") or "").rpartition(":")[0] or request.headers.get("host", "")
+        if host in _LOOPBACK and name.strip("[]") not in (*_LOOPBACK, "testserver"):
+            return PlainTextResponse("This page is for this machine alone.", 403)
+        response = await next_step(request)
+        response.headers["Content-Security-Policy"] = _POLICY
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    @app.get("/explanation/{token}")
+    def explanation(token: str) -> Response:
+        found = sessions.result(token)
+        return _gone() if found is None else HTMLResponse(found.page, headers={"Cache-Control": "no-store"})
+
+    @app.get("/export/{token}/{kind}")
+    def export(token: str, kind: str) -> Response:
+        found = sessions.result(token)
+        if found is None or kind not in KINDS:
+            return _gone()
+        headers = {
+            "Content-Disposition": f'attachment; filename="{_ascii(found.name)}.{kind}"',
+            "Cache-Control": "no-store",
+        }
+        return Response(found.export(kind), media_type=KINDS[kind][0], headers=headers)
+
+    @app.get("/thumbnail/{token}")
+    def thumbnail(token: str) -> Response:
+        found = sessions.picture(token)
+        if found is None:
+            return _gone()
+        return Response(found.thumbnail(), media_type="image/png", headers={"Cache-Control": "no-store"})
+
+    fonts = ["system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"]
+    theme = gr.themes.Base(
+        primary_hue="blue", neutral_hue="slate", font=fonts, font_mono=["ui-monospace", "Consolas", "monospace"]
+    )
+    here = files("hilrp.app")
+    return gr.mount_gradio_app(
+        app,
+        blocks,
+        path="/",
+        server_name=host,
+        theme=theme,
+        css=(here / "page.css").read_text(),
+        head=f"<script>{(here / 'page.js').read_text()}</script>",
+        footer_links=[],
+        max_file_size=_LARGEST,
+        ssr_mode=False,
+        enable_monitoring=False,
+        show_error=True,
+        pwa=False,
+        mcp_server=False,
+    )
+
+
+def _gone() -> Response:
+    return HTMLResponse("<p>This explanation is no longer kept. Explain the picture again.</p>", 404)
+
+
+def _ascii(name: str) -> str:
+    return name.encode("ascii", "ignore").decode() or "explanation"
+
+
+def serve(models: Models, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Runs the page until it is stopped; what was uploaded and not yet read goes with its folder.
+
+    Args:
+        models: The models.
+        host: Where it listens.
+        port: The port; 0 for any that is free.
+        ready: Is told the address.
+    """
+    # Once it is shut down, uvicorn raises again the signal that stopped it; by default SIGTERM would leave no time to clean up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with tempfile.TemporaryDirectory(prefix="hilrp-serve-") as folder, suppress(KeyboardInterrupt):
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        app = make_app(models, host)
+        server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
+        try:
+            socket = server.config.bind_socket()
+        except SystemExit as error:
+            raise InputError(
+                f"--port {port}: {host} can't be listened to there: is something else running? Choose another (--port 0 takes a free one)."
+            ) from error
+        number = socket.getsockname()[1]
+        ready(f"http://{'localhost' if host in _LOOPBACK else host}:{number}/")
+        server.run(sockets=[socket])

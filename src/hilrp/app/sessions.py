@@ -1,0 +1,110 @@
+"""What belongs to one open tab, and nobody else."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from hilrp.app.pictures import Picture
+from hilrp.app.predictions import Prediction
+from hilrp.app.results import Result
+from hilrp.errors import InputError
+from hilrp.libraries.loaded import Loaded
+
+#: How many pictures and results a tab keeps, and how many tabs are kept; the oldest go first.
+PICTURES, _RESULTS, _TABS = 30, 8, 64
+
+
+@dataclass(eq=False)
+class Session:
+    """One open tab.
+
+    Attributes:
+        pictures: By their tokens.
+        picture: The chosen one.
+        loaded: The chosen model.
+        checkpoint: The file that its weights are from, where they are somebody's own.
+        prediction: What it says of the picture.
+        target, against: What is explained, in the words of `hilrp explain`.
+        rules, reference: How.
+        results: The last explanations by their tokens, the last one last.
+        lock: Held while something of this tab changes.
+        stop: Set when the user doesn't want to wait for a comparison.
+    """
+
+    pictures: OrderedDict[str, Picture] = field(default_factory=OrderedDict)
+    picture: Picture | None = None
+    loaded: Loaded | None = None
+    checkpoint: str | None = None
+    prediction: Prediction | None = None
+    target: str | None = None
+    against: str | None = None
+    rules: str = "hilrp"
+    reference: str | None = None
+    results: OrderedDict[str, Result] = field(default_factory=OrderedDict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, picture: Picture) -> None:
+        """Adds a picture and chooses it."""
+        if len(self.pictures) >= PICTURES:
+            raise InputError(
+                f"{picture.name}: there are {PICTURES} pictures already. Take some away, or use `hilrp explain` for whole folders."
+            )
+        self.pictures[picture.token] = self.picture = picture
+
+    def keep(self, result: Result) -> None:
+        """Keeps an explanation; the oldest is forgotten."""
+        self.results[result.token] = result
+        while len(self.results) > _RESULTS:
+            self.results.popitem(last=False)
+
+    @property
+    def result(self) -> Result | None:
+        """The last explanation."""
+        return next(reversed(self.results.values()), None)
+
+    def forget_answers(self) -> None:
+        """The picture or the model is another: what was said of the last one is not of this one."""
+        self.prediction, self.target, self.against = None, None, None
+        self.results.clear()
+
+
+@dataclass
+class Sessions:
+    """All open tabs."""
+
+    _open: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, tab: str) -> Session:
+        """The session of a tab; a new one, if there is none."""
+        with self._lock:
+            session = self._open.setdefault(tab, Session())
+            self._open.move_to_end(tab)
+            while len(self._open) > _TABS:
+                self._open.popitem(last=False)
+            return session
+
+    def close(self, tab: str) -> None:
+        """Forgets a tab and all that it holds."""
+        with self._lock:
+            session = self._open.pop(tab, None)
+        if session is not None:
+            session.stop.set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def result(self, token: str) -> Result | None:
+        """A result by its token."""
+        return next((s.results[token] for s in self._all() if token in s.results), None)
+
+    def picture(self, token: str) -> Picture | None:
+        """A picture by its token."""
+        return next((s.pictures[token] for s in self._all() if token in s.pictures), None)
+
+    def _all(self) -> list[Session]:
+        with self._lock:
+            return list(self._open.values())

@@ -1,0 +1,61 @@
+"""Methods beside each other, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+from PIL import Image
+
+from hilrp.app.comparison import Compared
+from hilrp.app.results import Result
+from hilrp.bench.methods import find
+from hilrp.pages.parts import image
+from hilrp.plotting import blend, displayable
+
+_SIDE = 150
+
+
+def comparison_table(
+    found: Sequence[Compared], result: Result, waiting: Sequence[str] = (), stopped: bool = False
+) -> str:
+    """One row per method: its map, how well it lies on the object, what it adds up to, what it took."""
+    seen = result.seen
+    picture = (
+        displayable(result.explanation.input[0].float().numpy()) if seen is None else seen[0].permute(1, 2, 0).numpy()
+    )
+    measures = list(dict.fromkeys(name for each in found for name in each.figures))
+    best = {name: max(each.figures[name] for each in found if name in each.figures) for name in measures}
+    head = "".join(
+        f"<th>{escape(name)}</th>" for name in ("method", "map", *measures, "sum / score", "seconds", "passes")
+    )
+    rows = "".join(_row(each, picture, measures, best) for each in found)
+    known = (
+        "Pointing, energy, average precision and IoU are measured on the true object. The best of each is bold."
+        if measures
+        else "Where the object is isn\u2019t known here, so the maps get no marks; take a scene for that, and a class that is in it."
+    )
+    more = "Stopped." if stopped else ""
+    if waiting:
+        more = f"Now {find(waiting[0]).title}; {len(found)} of {len(found) + len(waiting)} are done."
+    return (
+        f'<div class="compared"><p><b>{escape(result.title)}</b>, {escape(result.about)}. {escape(more)}</p><table><tr>{head}</tr>{rows}</table>'
+        f"<p>{known} Sum / score: what the map adds up to, of methods whose values have signs. Passes: the time in plain forward and backward passes of the model, one run.</p></div>"
+    )
+
+
+def _row(each: Compared, picture: np.ndarray, measures: list[str], best: dict[str, float]) -> str:
+    name = escape(each.method.title)
+    if each.map is None:
+        return f'<tr><td>{name}</td><td colspan="{4 + len(measures)}" class="none">{escape(each.error or "")}</td></tr>'
+    blended = (255 * np.clip(blend(picture, each.map), 0, 1)).astype(np.uint8)
+    shown = image(Image.fromarray(blended).resize((_SIDE, _SIDE)), f"map of {each.method.title}", quality=88)
+    marks = "".join(
+        f"<td{' class=best' if each.figures[m] == best[m] else ''}>{each.figures[m]:.2f}</td>"
+        if m in each.figures
+        else "<td></td>"
+        for m in measures
+    )
+    total = "" if each.total is None else f"{each.total:.2f}"
+    return f"<tr><td>{name}</td><td>{shown}</td>{marks}<td>{total}</td><td>{each.seconds:.2f}</td><td>{each.passes:.1f}</td></tr>"

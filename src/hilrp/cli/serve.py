@@ -1,0 +1,67 @@
+"""``hilrp serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from hilrp.cli.audit import check_device
+from hilrp.cli.base import app, console, errors, fail
+from hilrp.errors import HilrpError
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model that the page begins with; also a folder, or module:factory. Default: zoo/swin."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Weights for it: safetensors, or a file of torch.save.")
+    ] = None,
+    classes: Annotated[
+        Path | None, typer.Option(help="A text file with the names of its classes, one per line.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    host: Annotated[str, typer.Option(help="Where to listen. Default: this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 7860,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = False,
+) -> None:
+    """A page to look at explanations: drop a picture, click a class, look into the map.
+
+    It runs on this machine and asks no other for anything, but for weights of published models that you choose. Pictures are read into memory and
+    forgotten when the tab is closed.
+
+    \b
+    hilrp serve
+    hilrp serve --model resnet50 --checkpoint mine.safetensors --classes names.txt --device cuda
+    """
+    try:
+        check_device(device)
+        from hilrp.app.models import Models
+        from hilrp.app.server import serve as run
+        from hilrp.loading import class_names, load
+
+        if model is None and (checkpoint is not None or classes is not None):
+            raise HilrpError("--checkpoint and --classes are for the model of --model. Give it, too.")
+        names = None if classes is None else class_names(classes)
+        own = None if model is None else load(model, checkpoint, names, device)
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            errors.print(
+                f"[yellow]note[/]: whoever can reach {escape(host)} can use this page; it has no password.",
+                highlight=False,
+            )
+        run(Models(device, own), host, port, lambda address: _ready(address, browser))
+    except HilrpError as error:
+        raise fail(error) from None
+
+
+def _ready(address: str, browser: bool) -> None:
+    console.print(f"Look at {address} (Ctrl+C stops it)", soft_wrap=True)
+    if browser:
+        import webbrowser
+
+        webbrowser.open(address)

@@ -1,0 +1,208 @@
+// The map of one explanation: drawn, smoothed, and read pixel by pixel, all in this page.
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+const floats = (text) => new Float32Array(bytes(text).buffer);
+const byId = (id) => document.getElementById(id);
+
+const { width, height } = data;
+const relevance = floats(data.map);
+const colours = bytes(data.colours);
+const outline = data.outline ? bytes(data.outline) : null;
+const canvas = byId("view");
+const sheet = document.createElement("canvas");
+[sheet.width, sheet.height] = [width, height];
+const zoom = Math.max(1, Math.round(1120 / width));
+[canvas.width, canvas.height] = [width * zoom, height * zoom];
+let picture = null;
+let shown = relevance;
+let limit = 1;
+let box = null;
+
+/** The scale is centred at zero; the strongest 0.5 % of the values saturate. */
+function limitOf(values) {
+  const sizes = Float32Array.from(values, Math.abs).sort();
+  return sizes[Math.floor(0.995 * (sizes.length - 1))] || sizes[sizes.length - 1] || 1;
+}
+
+function smoothed(values, radius) {
+  if (!radius) return values;
+  const kernel = Array.from({ length: 2 * radius + 1 }, (_, i) => 0.5 - 0.5 * Math.cos((2 * Math.PI * (i + 1)) / (2 * radius + 2)));
+  const total = kernel.reduce((a, b) => a + b);
+  const along = (source, count, lines, step, across) => {
+    const out = new Float32Array(source.length);
+    for (let line = 0; line < lines; line++)
+      for (let i = 0; i < count; i++) {
+        let sum = 0;
+        for (let k = Math.max(-radius, -i); k <= Math.min(radius, count - 1 - i); k++)
+          sum += kernel[k + radius] * source[line * across + (i + k) * step];
+        out[line * across + i * step] = sum / total;
+      }
+    return out;
+  };
+  return along(along(values, width, height, 1, width), height, width, width, 1);
+}
+
+const kept = (value) => (value > 0 ? byId("positive").checked : byId("negative").checked) ? value : 0;
+const colour = (value, scale) => 3 * Math.max(0, Math.min(255, Math.floor(128 * (value / scale + 1))));
+
+function draw() {
+  if (!picture) return;
+  const opacity = byId("opacity").value / 100;
+  const image = new ImageData(width, height);
+  for (let i = 0; i < width * height; i++) {
+    const value = kept(shown[i]);
+    const strength = opacity * Math.min(1, Math.abs(value) / limit);
+    const at = colour(value, limit);
+    const grey = (picture[4 * i] + picture[4 * i + 1] + picture[4 * i + 2]) / 3;
+    for (let c = 0; c < 3; c++) {
+      const ground = byId("coloured").checked ? picture[4 * i + c] : 102 + 0.6 * grey;
+      image.data[4 * i + c] = (1 - strength) * ground + strength * colours[at + c];
+    }
+    image.data[4 * i + 3] = 255;
+  }
+  sheet.getContext("2d").putImageData(image, 0, 0);
+  const pen = canvas.getContext("2d");
+  pen.imageSmoothingEnabled = byId("smoothing").value > 0;
+  pen.drawImage(sheet, 0, 0, canvas.width, canvas.height);
+  if (outline && byId("outlined").checked) drawOutline(pen);
+  if (box) {
+    const [left, top, right, bottom] = box.map((v) => v * zoom);
+    pen.lineWidth = 3;
+    pen.strokeStyle = "#000000";
+    pen.strokeRect(left, top, right - left, bottom - top);
+    pen.lineWidth = 1.5;
+    pen.strokeStyle = "#ffffff";
+    pen.strokeRect(left, top, right - left, bottom - top);
+  }
+}
+
+function drawOutline(pen) {
+  pen.beginPath();
+  const inside = (x, y) => x >= 0 && y >= 0 && x < width && y < height && outline[y * width + x];
+  for (let y = 0; y <= height; y++)
+    for (let x = 0; x <= width; x++) {
+      if (!!inside(x, y) !== !!inside(x - 1, y)) { pen.moveTo(x * zoom, y * zoom); pen.lineTo(x * zoom, (y + 1) * zoom); }
+      if (!!inside(x, y) !== !!inside(x, y - 1)) { pen.moveTo(x * zoom, y * zoom); pen.lineTo((x + 1) * zoom, y * zoom); }
+    }
+  for (const [colourOf, thickness] of [["#ffffff", 5], ["#111111", 2]]) {
+    pen.strokeStyle = colourOf;
+    pen.lineWidth = thickness;
+    pen.stroke();
+  }
+}
+
+// What a place carries: always of the map itself, never of what is smoothed for the eye. ----------------------------
+
+const number = (value) => (Math.abs(value) >= 0.1 ? value.toFixed(2) : value.toPrecision(2));
+const signed = (value) => (value > 0 ? "+" : "") + number(value);
+const percent = (part) => (Math.abs(part) >= 0.1 || part === 0 ? Math.round(100 * part) : (100 * part).toPrecision(2)) + " %";
+
+function sums(left, top, right, bottom) {
+  let [positive, negative] = [0, 0];
+  for (let y = top; y < bottom; y++)
+    for (let x = left; x < right; x++) {
+      const value = relevance[y * width + x];
+      if (value > 0) positive += value; else negative += value;
+    }
+  return { positive, negative };
+}
+
+const whole = sums(0, 0, width, height);
+// A part of a score below zero would have the wrong sign.
+const ofScore = (value) => (data.explained > 0 ? ` (${percent(value / data.explained)} of ${data.whole})` : `, where ${data.whole} is ${number(data.explained)}`);
+
+function told() {
+  if (!box) return data.hint;
+  const [left, top, right, bottom] = box;
+  const { positive, negative } = sums(left, top, right, bottom);
+  const speaks = whole.positive ? `<b>${percent(positive / whole.positive)}</b> of the image\u2019s evidence for it` : "none of the evidence for it";
+  const against = whole.negative ? ` and ${percent(negative / whole.negative)} of the evidence against it` : "";
+  const area = ((right - left) * (bottom - top)) / (width * height);
+  return `This region holds ${speaks}${against}. Together ${signed(positive + negative)}${ofScore(positive + negative)}, on ${percent(area)} of the picture.`;
+}
+
+function place(event) {
+  const frame = canvas.getBoundingClientRect();
+  const clamp = (value, most) => Math.max(0, Math.min(most - 1, Math.floor(value)));
+  return [clamp(((event.clientX - frame.left) / frame.width) * width, width), clamp(((event.clientY - frame.top) / frame.height) * height, height)];
+}
+
+function between([x0, y0], [x1, y1]) {
+  return [Math.min(x0, x1), Math.min(y0, y1), Math.max(x0, x1) + 1, Math.max(y0, y1) + 1];
+}
+
+function choose(next) {
+  box = next;
+  byId("region").innerHTML = told();
+  byId("ask").hidden = !(box && data.regions && window.parent !== window);
+  draw();
+}
+
+let start = null;
+canvas.addEventListener("pointerdown", (event) => {
+  start = place(event);
+  canvas.setPointerCapture(event.pointerId);
+});
+canvas.addEventListener("pointermove", (event) => {
+  const [x, y] = place(event);
+  const value = relevance[y * width + x];
+  byId("pixel").textContent = `column ${x}, row ${y}: ${signed(value)}${ofScore(value)}`;
+  if (start) choose(between(start, [x, y]));
+});
+canvas.addEventListener("pointerup", (event) => {
+  const [x, y] = place(event);
+  if (start && start[0] === x && start[1] === y) choose(null);
+  start = null;
+});
+canvas.addEventListener("pointerleave", () => { byId("pixel").innerHTML = "&nbsp;"; });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") choose(null); });
+
+// ------------------------------------------------------------------------------------------------------------------
+
+for (const small of document.querySelectorAll("canvas.stage")) {
+  const stage = data.stages[small.dataset.stage];
+  const values = floats(stage.map);
+  [small.width, small.height] = [stage.width, stage.height];
+  const image = new ImageData(stage.width, stage.height);
+  const own = limitOf(values);
+  values.forEach((value, i) => {
+    const at = colour(value, own);
+    image.data.set([colours[at], colours[at + 1], colours[at + 2], 255], 4 * i);
+  });
+  small.getContext("2d").putImageData(image, 0, 0);
+}
+
+byId("smoothing").addEventListener("input", () => {
+  const radius = Number(byId("smoothing").value);
+  byId("radius").textContent = radius ? `${radius} pixels` : "off";
+  shown = smoothed(relevance, radius);
+  limit = limitOf(shown);
+  draw();
+});
+for (const id of ["opacity", "positive", "negative", "coloured", "outlined"]) byId(id)?.addEventListener("input", draw);
+byId("save").addEventListener("click", () => {
+  const link = document.createElement("a");
+  link.download = `${data.name}-view.png`;
+  link.href = canvas.toDataURL("image/png");
+  link.click();
+});
+byId("ask").addEventListener("click", () => window.parent.postMessage({ hilrp: "region", box: box.join(", ") }, window.origin === "null" ? "*" : window.origin));
+
+const original = new Image();
+original.onload = () => {
+  const paper = sheet.getContext("2d", { willReadFrequently: true });
+  paper.drawImage(original, 0, 0);
+  picture = paper.getImageData(0, 0, width, height).data;
+  byId("smoothing").dispatchEvent(new Event("input"));
+  choose(null);
+};
+original.src = data.picture;
+
+if (window.parent !== window && window.origin !== "null")
+  new ResizeObserver(() => {
+    const { offsetHeight, offsetWidth } = document.documentElement;
+    // Behind another tab a page has no size.
+    if (offsetWidth) window.parent.postMessage({ hilrp: "height", height: offsetHeight }, window.origin);
+  }).observe(document.documentElement);

@@ -1,0 +1,478 @@
+"""The page without its face: pictures, models, questions, results, and what is sent to a browser."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("gradio")
+
+from fastapi.testclient import TestClient
+from safetensors.torch import save_file
+
+import hilrp
+from hilrp.app import pictures
+from hilrp.app.comparison import Stoppable, Stopped, compare
+from hilrp.app.desk import Desk
+from hilrp.app.models import Models
+from hilrp.app.results import KINDS, Result
+from hilrp.app.server import make_app
+from hilrp.app.sessions import PICTURES, Session, Sessions
+from hilrp.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def desk() -> Desk:
+    return Desk(Models())
+
+
+def begun(desk: Desk, model: str = "zoo/swin") -> Session:
+    session = Session()
+    session.add(pictures.scene(pictures.FIRST))
+    desk.model(session, model)
+    return session
+
+
+def asked(desk: Desk, model: str, target: str | None = None, **more: str) -> Result:
+    session = begun(desk, model)
+    session.target = target or session.target
+    for name, value in more.items():
+        setattr(session, name, value)
+    desk.explain(session)
+    assert session.result is not None
+    return session.result
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def sent(folder: Path, name: str, content: bytes) -> Path:
+    """A file as Gradio keeps one that was uploaded: in a folder of its own."""
+    path = folder / "3f2a" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def encoded(image: Image.Image, form: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form)
+    return buffer.getvalue()
+
+
+def test_what_is_uploaded_does_not_stay_on_disk(desk, tmp_path):
+    session = begun(desk)
+    before = session.result
+    path = sent(tmp_path, "mine.png", encoded(Image.new("RGB", (64, 48), "red")))
+    assert desk.upload(session, [path]) == []
+    assert list(tmp_path.rglob("*")) == []
+    assert session.picture.name == "mine.png"
+    assert session.result is not None
+    assert session.result is not before
+    assert any("enlarged" in note for note in session.result.notes)
+    assert any("scenes and nothing else" in note for note in session.result.notes)
+
+
+def test_wrong_files_are_refused_and_others_are_taken(desk, tmp_path):
+    session = begun(desk)
+    files = [
+        sent(tmp_path, "notes.txt", b"no picture"),
+        sent(tmp_path, "good.png", encoded(Image.new("RGB", (128, 128), "blue"))),
+        sent(tmp_path, "cut.png", encoded(Image.new("RGB", (128, 128), "blue"))[:60]),
+    ]
+    problems = desk.upload(session, files)
+    assert [problem.partition(":")[0] for problem in problems] == ["notes.txt", "cut.png"]
+    assert all("not a readable image" in problem and str(tmp_path) not in problem for problem in problems)
+    assert session.picture.name == "good.png"
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_wrong_file_leaves_everything_as_it_was(desk, tmp_path):
+    session = begun(desk)
+    before = session.result
+    assert len(desk.upload(session, [sent(tmp_path, "notes.txt", b"no picture")])) == 1
+    assert session.result is before
+
+
+def test_large_pictures_are_scaled_down(tmp_path):
+    picture = pictures.uploaded(sent(tmp_path, "large.jpg", encoded(Image.new("RGB", (3000, 1500), "green"), "JPEG")))
+    assert picture.image.size == (2048, 1024)
+    assert picture.notes == ["the picture (3000 x 1500) was scaled down to 2048 x 1024"]
+
+
+def test_files_that_are_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "MEGABYTES", 0)
+    with pytest.raises(InputError, match=r"large\.png: larger than"):
+        pictures.uploaded(sent(tmp_path, "large.png", encoded(Image.new("RGB", (8, 8)))))
+
+
+def test_there_is_an_end_to_pictures():
+    session = Session()
+    picture = pictures.scene(0)
+    for _ in range(PICTURES):
+        session.add(pictures.Picture("a", picture.image, ""))
+    with pytest.raises(InputError, match=f"{PICTURES} pictures already"):
+        session.add(picture)
+
+
+def test_a_scene_is_taken_once(desk):
+    session = begun(desk)
+    desk.scene(session, 4)
+    desk.scene(session, pictures.FIRST)
+    desk.scene(session, 4)
+    assert [p.name for p in session.pictures.values()] == [f"scene {pictures.FIRST}", "scene 4"]
+    assert session.picture.name == "scene 4"
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["os:getcwd", "transformers//etc", "/etc/passwd", "tests", "transformers/tests", ".", "~"]
+)
+def test_names_neither_run_code_nor_open_files(name):
+    with pytest.raises(
+        hilrp.HilrpError, match=r"can't be opened from the page|no model of that name|none of the libraries"
+    ):
+        Models().get(name)
+
+
+def test_no_name():
+    with pytest.raises(InputError, match="No model is chosen"):
+        Models().get(" ")
+
+
+def test_models_are_kept_for_a_while():
+    models = Models()
+    first = models.get("zoo/resnet")
+    assert models.get("zoo/resnet") is first
+    for name in ("vit", "swin", "deit", "pvt_v2"):
+        models.get(f"zoo/{name}")
+    assert models.get("zoo/resnet") is not first
+
+
+def test_the_operators_own_model():
+    own = hilrp.load("zoo/convnext")
+    models = Models(own=own)
+    assert models.first == "zoo/convnext"
+    assert models.names()[0] == "zoo/convnext"
+    assert models.get("zoo/convnext") is own
+
+
+def test_weights_of_ones_own(desk, tmp_path):
+    """A classifier of two classes in the architecture of one of twelve."""
+    folder = tmp_path / "1"
+    folder.mkdir()
+    state = dict(hilrp.load("zoo/resnet").model.state_dict())
+    state["fc.weight"], state["fc.bias"] = state["fc.weight"][:2].clone(), state["fc.bias"][:2].clone()
+    save_file({name: value.contiguous() for name, value in state.items()}, folder / "mine.safetensors")
+    names = sent(tmp_path, "names.txt", b"sound\ncracked\n")
+    session = begun(desk)
+    desk.weights(session, "zoo/resnet", folder / "mine.safetensors", names)
+    assert {choice.name for choice in session.prediction.choices} == {"sound", "cracked"}
+    assert session.result.loaded.weights == "weights of mine.safetensors"
+    assert "checkpoint='mine.safetensors'" in session.result.code
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_weights_that_are_none(desk, tmp_path):
+    session = begun(desk)
+    before = session.loaded
+    path = sent(tmp_path, "mine.pt", b"no weights")
+    with pytest.raises(InputError, match=r"checkpoint mine\.pt is no checkpoint"):
+        desk.weights(session, "zoo/resnet", path, None)
+    assert session.loaded is before
+    assert list(tmp_path.rglob("*")) == []
+
+
+# What models say ------------------------------------------------------------------------------------------------------
+
+
+def test_predictions(desk):
+    """Of each kind of model; the three objects of the scene come first."""
+    objects = {thing.name for thing in pictures.scene(pictures.FIRST).scene.things}
+    classes = begun(desk).prediction
+    assert (classes.kind, len(classes.choices)) == ("classes", 5)
+    assert {choice.name for choice in classes.choices[:3]} == objects
+    logits = (
+        hilrp.load("zoo/swin").model(hilrp.load("zoo/swin").batch([pictures.scene(pictures.FIRST).image]))[0].detach()
+    )
+    strongest = classes.choices[0]
+    assert int(strongest.target) == int(logits.argmax())
+    assert strongest.part == pytest.approx(float(logits.sigmoid().max()))
+    regions = begun(desk, "zoo/segmenter").prediction
+    assert regions.kind == "regions"
+    assert {choice.name for choice in regions.choices} == objects
+    found = begun(desk, "zoo/detector").prediction
+    assert found.kind == "objects"
+    assert {choice.name.rpartition(" (")[0] for choice in found.choices[:3]} == objects
+    assert begun(desk, "zoo/vit-views").prediction.kind == "features"
+
+
+def test_probabilities_of_others_exclude_each_other(desk):
+    """Of models that aren't of the zoo the classes share one."""
+    from dataclasses import replace
+
+    from hilrp.app.predictions import predict
+
+    loaded = desk.models.get("zoo/swin")
+    x = loaded.batch([pictures.scene(pictures.FIRST).image])
+    other = predict(replace(loaded, name="mine"), x)
+    expected = loaded.model(x)[0].detach().softmax(0)
+    assert [choice.part for choice in other.choices] == pytest.approx(expected.topk(5).values.tolist())
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+QUESTIONS = {
+    "a class": ("zoo/swin", "1", {}),
+    "a contrast": ("zoo/swin", "1", {"against": "3"}),
+    "relative to a reference": ("zoo/swin", "1", {"rules": "secant", "reference": "grey"}),
+    "other rules": ("zoo/pvt_v2", "1", {"rules": "epsilon"}),
+    "a caption": ("zoo/towers", "text:a striped blue cross", {}),
+    "a region": ("zoo/segmenter", "region:20,20,60,70:3", {}),
+    "an object": ("zoo/detector", None, {}),
+    "mirror images": ("zoo/vit-views", None, {}),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_lines_make_the_same_explanation(question, desk, tmp_path, monkeypatch):
+    """The program that a page shows, run as it is."""
+    model, target, more = QUESTIONS[question]
+    result = asked(desk, model, target, **more)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(result.code, "code", "exec"), names)
+    found = names["explanation"]
+    assert isinstance(found, hilrp.Explanation)
+    torch.testing.assert_close(found.relevance, result.explanation.relevance, rtol=1e-5, atol=1e-7)
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".npz", ".png"]
+
+
+def test_the_lines_of_an_uploaded_picture(desk, tmp_path, monkeypatch):
+    session = begun(desk)
+    noise = np.random.default_rng(0).integers(0, 255, (1500, 2500, 3), dtype=np.uint8)
+    content = encoded(Image.fromarray(noise))
+    desk.upload(session, [sent(tmp_path, "mine.png", content)])
+    (tmp_path / "mine.png").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(session.result.code, "code", "exec"), names)
+    assert torch.equal(names["x"], session.result.explanation.input)
+
+
+def test_exports(desk):
+    result = asked(desk, "zoo/swin", "3")
+    made = {kind: result.export(kind) for kind in KINDS}
+    assert Image.open(io.BytesIO(made["png"])).width > 1000
+    assert made["pdf"].startswith(b"%PDF")
+    assert b"<svg" in made["svg"]
+    assert b"red ring" in made["svg"]  # letters, not outlines
+    stored = np.load(io.BytesIO(made["npz"]))
+    np.testing.assert_array_equal(stored["map"][0], result.explanation.map[0].numpy())
+    facts = json.loads(made["json"])
+    assert facts["score"] == result.explanation.score.tolist()
+    assert (facts["model"], facts["explained"], facts["verdict"]) == ("zoo/swin", "red ring", ["valid"])
+    assert made["py"].decode() == result.code
+    with pytest.raises(InputError, match="gif: choose from"):
+        result.export("gif")
+
+
+def test_the_page_needs_nothing_else(desk):
+    """Not even a connection: nothing in it has an address but what it holds itself."""
+    text = asked(desk, "zoo/swin", "3").page
+    addresses = [part.split('"')[0] for key in ('src="', 'href="', "url(") for part in text.split(key)[1:]]
+    assert all(address.startswith("data:") for address in addresses)
+    assert text.count("http") == text.count("http://www.w3.org/2000/svg")
+
+
+def test_names_can_not_end_the_page(desk):
+    """Names of files are anybody's."""
+    session = begun(desk)
+    picture = session.picture
+    session.add(pictures.Picture("</script><script>alert(1)</script>.png", picture.image, "import os\n\nimage = 1"))
+    desk.look(session)
+    page = session.result.page
+    assert "<script>alert" not in page
+    assert session.result.name.isidentifier() or set(session.result.name) <= set(
+        "abcdefghijklmnopqrstuvwxyz_0123456789-"
+    )
+
+
+def test_the_true_object_is_known_of_scenes(desk):
+    result = asked(desk, "zoo/swin", "3")
+    scene = pictures.scene(pictures.FIRST).scene
+    assert np.array_equal(result.truth.numpy(), scene.mask(3))
+    missing = next(i for i in range(12) if not scene.mask(i).any())
+    assert asked(desk, "zoo/swin", str(missing)).truth is None
+
+
+def test_what_can_not_be_asked(desk):
+    session = begun(desk)
+    session.against = session.target
+    with pytest.raises(InputError, match="contrasted with itself"):
+        desk.explain(session)
+    with pytest.raises(InputError, match="no text tower"):
+        asked(desk, "zoo/swin", "text:a star")
+    with pytest.raises(InputError, match="no picture yet"):
+        desk.explain(Session())
+
+
+# Comparisons ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison(desk):
+    session = begun(desk, "zoo/resnet")
+    result = desk.comparable(session)
+    *_, found = desk.compare(session, result, ["hilrp", "input-x-gradient", "rollout", "uniform"])
+    ours, gradient, rollout, uniform = found
+    np.testing.assert_allclose(ours.map, result.explanation.map[0].numpy(), rtol=1e-4, atol=1e-6)
+    assert ours.total == pytest.approx(float(result.explanation.ledger.share[0]), rel=1e-4)
+    assert set(gradient.figures) == {"pointing", "energy", "average precision", "IoU"}
+    inside = result.truth.numpy()
+    positive = np.clip(gradient.map, 0, None)
+    assert gradient.figures["energy"] == pytest.approx(positive[inside].sum() / positive.sum(), rel=1e-5)
+    assert rollout.map is None
+    assert rollout.error
+    assert uniform.total is None
+    assert all(each.seconds > 0 and each.passes > 0 for each in (ours, gradient, uniform))
+
+
+def test_without_truth_there_are_no_marks(desk, tmp_path):
+    session = begun(desk, "zoo/resnet")
+    desk.upload(session, [sent(tmp_path, "mine.png", encoded(Image.new("RGB", (128, 128), "red")))])
+    *_, found = desk.compare(session, desk.comparable(session), ["hilrp"])
+    assert found[0].figures == {}
+
+
+def test_contrasts_are_not_compared(desk):
+    session = begun(desk)
+    session.against = "1" if session.target != "1" else "2"
+    desk.explain(session)
+    with pytest.raises(InputError, match="compared on a class"):
+        desk.comparable(session)
+    with pytest.raises(InputError, match="No method"):
+        next(desk.compare(begun(desk), desk.comparable(begun(desk)), []))
+
+
+def test_a_comparison_ends_when_nobody_waits(desk):
+    """In the midst of a method, too."""
+    session = begun(desk)
+    result = desk.comparable(session)
+    run = desk.compare(session, result, ["hilrp", "rise:masks=1000000", "saliency"])
+    assert len(next(run)) == 1
+    threading.Timer(0.5, lambda: session.stop.set()).start()
+    assert list(run) == []
+    assert not desk._turn.locked()
+
+
+def test_a_stoppable_pass_is_the_same_pass():
+    loaded = hilrp.load("zoo/swin")
+    x = loaded.batch([pictures.scene(3).image])
+    plain = hilrp.explain(loaded.model, x, 3)
+    stop = threading.Event()
+    with Stoppable(stop):
+        watched = hilrp.explain(loaded.model, x, 3)
+    assert torch.equal(plain.relevance, watched.relevance)
+    stop.set()
+    with pytest.raises(Stopped), Stoppable(stop):
+        loaded.model(x)
+
+
+def test_a_method_that_fails_does_not_keep_the_others():
+    """captum and its kin raise what they like."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).eval()
+    x = torch.randn(1, 3, 4, 4)
+    found = list(compare(model, x, 0, ["grad-cam", "hilrp"], None, threading.Event(), threading.Lock))
+    assert found[0].error
+    assert found[1].map.shape == (4, 4)
+
+
+# Several people -------------------------------------------------------------------------------------------------------
+
+
+def test_tabs_are_apart(desk):
+    sessions = Sessions()
+    first, second = sessions.of("a"), sessions.of("b")
+    assert sessions.of("a") is first
+    for session, index in ((first, 3), (second, 4)):
+        session.add(pictures.scene(index))
+        session.loaded = desk.models.get("zoo/swin")
+    threads = [threading.Thread(target=desk.look, args=(session,)) for session in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for session, index in ((first, 3), (second, 4)):
+        alone = Session()
+        alone.add(pictures.scene(index))
+        desk.model(alone, "zoo/swin")
+        assert torch.equal(session.result.explanation.relevance, alone.result.explanation.relevance)
+        assert sessions.result(session.result.token) is session.result
+    stop = first.stop
+    sessions.close("a")
+    assert stop.is_set()
+    assert sessions.result(first.result.token) is None
+    assert sessions.picture(first.picture.token) is None
+    assert sessions.result(second.result.token) is second.result
+
+
+def test_old_results_and_tabs_are_forgotten(desk):
+    session = begun(desk)
+    first = session.result.token
+    for _ in range(8):
+        desk.explain(session)
+    assert first not in session.results
+    sessions = Sessions()
+    oldest = sessions.of("0")
+    for i in range(1, 70):
+        sessions.of(str(i))
+    assert len(sessions) == 64
+    assert sessions.of("0") is not oldest
+
+
+# What is sent ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def client(desk) -> TestClient:
+    return TestClient(make_app(desk.models), base_url="http://localhost:7860")
+
+
+def test_the_browser_is_told_to_ask_nobody_else(client):
+    answer = client.get("/")
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "http" not in policy
+    assert "fonts.g" not in answer.text
+    assert '"analytics_enabled":false' in answer.text.replace(" ", "").lower()
+
+
+def test_other_names_of_this_machine_are_refused(client):
+    """A page elsewhere whose name is made to lead here must not read what is here."""
+    assert client.get("/", headers={"host": "evil.example:7860"}).status_code == 403
+    assert client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200
+    assert client.get("/", headers={"host": "[::1]:7860"}).status_code == 200
+
+
+def test_results_are_sent_to_who_knows_their_token(client, desk):
+    session = begun(desk)
+    client.app.state.sessions._open["tab"] = session
+    token, picture = session.result.token, session.picture.token
+    assert client.get(f"/explanation/{token}").text == session.result.page
+    answer = client.get(f"/export/{token}/npz")
+    assert answer.headers["content-disposition"] == f'attachment; filename="{session.result.name}.npz"'
+    assert answer.headers["cache-control"] == "no-store"
+    assert Image.open(io.BytesIO(client.get(f"/thumbnail/{picture}").content)).size == (128, 128)
+    client.app.state.sessions.close("tab")
+    for path in (f"/explanation/{token}", f"/export/{token}/npz", f"/thumbnail/{picture}", "/explanation/x"):
+        assert client.get(path).status_code == 404
