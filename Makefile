@@ -9,7 +9,7 @@ test:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	@$(PYTHON) scripts/browser.py
+	@$(PYTHON) scripts/chromium.py
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
 # Audits one model of each kind of every library: about half an hour on two cores.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,42 +14,53 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("gradio")
-playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine: scripts/browser.py")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
-).split()
+import chromium
+
+pytestmark = pytest.mark.skipif(
+    chromium.find() is None, reason="there is no Chromium, and none could be installed: scripts/chromium.py"
+)
 PATIENCE = 120_000
+#: Runs in the server's process before anything else: writes down every host that it looks for and isn't this machine.
+SPY = """
+import socket
+
+def note(name):
+    with open({log!r}, "a") as file:
+        file.write(str(name) + "\\n")
+
+def watch(function, host):
+    def watched(*args, **options):
+        name = host(*args)
+        if name not in (None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"):
+            note(name)
+        return function(*args, **options)
+    return watched
+
+note("watching")
+socket.getaddrinfo = watch(socket.getaddrinfo, lambda host, *_: host.decode() if isinstance(host, bytes) else host)
+socket.socket.connect = watch(socket.socket.connect, lambda _, address: address[0] if isinstance(address, tuple) else None)
+"""
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[str]:
     """The command, run as a user does; its address."""
-    folder = tmp_path_factory.mktemp("temporary")
-    command = [sys.executable, "-m", "hilrp", "serve", "--port", "0"]
-    env = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
-        said = []
-        for line in process.stdout or ():
-            said.append(line)
-            if "Look at http" in line:
-                break
-        else:
-            pytest.fail("".join(said))
-        yield line.split()[2]
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+    folder, spy = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("spy")
+    (spy / "sitecustomize.py").write_text(SPY.format(log=str(spy / "asked.txt")))
+    places = os.pathsep.join([str(spy), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with chromium.served({"PYTHONPATH": places, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
+        yield address
     assert not [p for p in folder.rglob("*") if "hilrp-serve" in str(p)]
+    assert (spy / "asked.txt").read_text().split() == ["watching"]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
+    with chromium.opened() as found:
         yield found
-        found.close()
 
 
 class Tab:

@@ -15,8 +15,10 @@ window.addEventListener("message", (event) => {
   }
 });
 // Maps are coloured for a light ground.
-document.addEventListener("DOMContentLoaded", () => {
-  const light = () => document.body.classList.remove("dark");
+const light = () => document.body.classList.remove("dark");
+const keepLight = () => {
   light();
   new MutationObserver(light).observe(document.body, { attributes: true, attributeFilter: ["class"] });
-});
+};
+if (document.body) keepLight();
+else document.addEventListener("DOMContentLoaded", keepLight);

@@ -111,7 +111,8 @@ function sums(left, top, right, bottom) {
 
 const whole = sums(0, 0, width, height);
 // A part of a score below zero would have the wrong sign.
-const ofScore = (value) => (data.explained > 0 ? ` (${percent(value / data.explained)} of ${data.whole})` : `, where ${data.whole} is ${number(data.explained)}`);
+const ofScore = (value) => (data.explained > 0 ? ` (${percent(value / data.explained)} of ${data.whole})` : "");
+const beside = data.explained > 0 ? "" : `, where ${data.whole} is ${number(data.explained)}`;
 
 function told() {
   if (!box) return data.hint;
@@ -120,7 +121,7 @@ function told() {
   const speaks = whole.positive ? `<b>${percent(positive / whole.positive)}</b> of the image\u2019s evidence for it` : "none of the evidence for it";
   const against = whole.negative ? ` and ${percent(negative / whole.negative)} of the evidence against it` : "";
   const area = ((right - left) * (bottom - top)) / (width * height);
-  return `This region holds ${speaks}${against}. Together ${signed(positive + negative)}${ofScore(positive + negative)}, on ${percent(area)} of the picture.`;
+  return `This region holds ${speaks}${against}. Together ${signed(positive + negative)}${ofScore(positive + negative)}${beside}, on ${percent(area)} of the picture.`;
 }
 
 function place(event) {
@@ -179,6 +180,7 @@ byId("smoothing").addEventListener("input", () => {
   byId("radius").textContent = radius ? `${radius} pixels` : "off";
   shown = smoothed(relevance, radius);
   limit = limitOf(shown);
+  [byId("low").textContent, byId("high").textContent] = [signed(-limit), signed(limit)];
   draw();
 });
 for (const id of ["opacity", "positive", "negative", "coloured", "outlined"]) byId(id)?.addEventListener("input", draw);

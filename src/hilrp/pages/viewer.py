@@ -33,7 +33,7 @@ h1 { font-size: 20px; overflow-wrap: anywhere; } h2 { margin: 26px 0 6px; font-s
 #region { min-height: 4.5em; background: var(--ground); border-radius: 8px; padding: 8px 12px; } #pixel { font-variant-numeric: tabular-nums; color: var(--soft); font-size: 13.5px; }
 button { font: inherit; font-size: 13.5px; border: 1px solid var(--line); background: #fff; border-radius: 7px; padding: 4px 11px; cursor: pointer; } button:hover { background: var(--ground); }
 .stages { display: flex; flex-wrap: wrap; gap: 14px; } .stages div { width: 128px; font-size: 13px; overflow-wrap: anywhere; } canvas.stage { width: 128px; image-rendering: pixelated; border: 1px solid var(--line); border-radius: 6px; display: block; margin-bottom: 4px; }
-.note { color: #7a4e00; } .scroll { overflow-x: auto; } svg { max-width: 100%; height: auto; display: block; }
+.note { color: #7a4e00; } .scroll { overflow-x: auto; } svg { max-width: 100%; min-width: 520px; height: auto; display: block; }
 pre { background: var(--ground); border-radius: 8px; padding: 10px 14px; overflow-x: auto; font-size: 12.5px; }
 @media (max-width: 560px) { main { padding: 10px; } }
 """
@@ -92,7 +92,8 @@ def viewer_page(
     )
     body = f"""<h1>{escape(title)}</h1><p class="soft">{escape(about)}</p>{"".join(f'<p class="note">Note: {escape(note)}.</p>' for note in notes)}
 <div class="two"><div class="left"><canvas id="view" role="img" aria-label="{escape(title, quote=True)}: relevance on the picture"></canvas>
-<div class="legend" style="background: linear-gradient(90deg, {_gradient()})"></div><div class="ends"><span>against</span><span>0</span><span>for</span></div></div>
+<div class="legend" style="background: linear-gradient(90deg, {_gradient()})"></div><div class="ends"><span>against <span id="low"></span></span><span>0</span><span><span id="high"></span> for</span></div>
+<div class="ends"><span>Relevance per pixel. The strongest half per cent saturates.</span></div></div>
 <div class="right">{_verdict(explanation)}
 <div class="controls"><label for="opacity">Opacity</label><input type="range" id="opacity" min="0" max="100" value="90"><span class="unit"></span>
 <label for="smoothing">Smoothing</label><input type="range" id="smoothing" min="0" max="{max(4, width // 12)}" value="{max(1, width // 48)}"><span class="unit" id="radius"></span>
