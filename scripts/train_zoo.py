@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.zoo.accuracy import mean_average_precision
-from hilrp.zoo.architectures import ARCHITECTURES, SIZE
+from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, SIZE
 
 WEIGHTS = Path(__file__).parent.parent / "src/hilrp/zoo/weights"
 #: The seeds of the scenes to train on and of those held out; the documentation of `Scenes` asks users to leave them alone.
@@ -183,31 +183,41 @@ def stepper(model: nn.Module, recipe: Recipe, device: str) -> Callable[[Tensor, 
     return run
 
 
-def train(name: str, recipe: Recipe, folder: str, counts: tuple[int, int], device: str, seed: int) -> dict[str, Any]:
-    """Trains one model; returns its card, with the weights as bytes."""
+def train(
+    name: str,
+    recipe: Recipe,
+    folder: str,
+    counts: tuple[int, int],
+    device: str,
+    seed: int,
+    change: Callable[[Tensor, Tensor, torch.Generator], Tensor] = lambda images, *_: images,
+) -> dict[str, Any]:
+    """Trains one model, on images that are changed last of all; returns its card, with the weights as bytes."""
     from safetensors.torch import save
 
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     started = time.perf_counter()
-    model = ARCHITECTURES[name].make().to(device, memory_format=torch.channels_last).train()
+    architecture = (ARCHITECTURES | OTHERS)[name]
+    model = architecture.make().to(device, memory_format=torch.channels_last).train()
     if hasattr(model, "set_distilled_training"):
         model.set_distilled_training(True)
     batches = Batches(folder, counts, device, recipe.batch, seed)
     step = stepper(model, recipe, device)
     for i in range(recipe.steps):
         done = i / recipe.steps
-        loss = step(*batches.draw(max(0.0, 1 - done / 0.4)), schedule(recipe.rate, done))
+        images, labels = batches.draw(max(0.0, 1 - done / 0.4))
+        loss = step(change(images, labels, batches.chance), labels, schedule(recipe.rate, done))
         if i % 500 == 499:
             print(f"{name}: step {i + 1}, loss {float(loss):.4f}, {time.perf_counter() - started:.0f} s", flush=True)
     weights = {k: v.detach().cpu() for k, v in model.state_dict().items()}
     half = {k: (v.half() if v.is_floating_point() else v).contiguous() for k, v in weights.items()}
-    shipped = ARCHITECTURES[name].make().to(device).eval()
+    shipped = architecture.make().to(device).eval()
     shipped.load_state_dict(half)
     data = save(half)
     return {
         "name": name,
-        "architecture": ARCHITECTURES[name].title,
+        "architecture": architecture.title,
         "class": f"{type(model).__module__}.{type(model).__name__}",
         "parameters": sum(p.numel() for p in model.parameters()),
         "mean_average_precision": round(precision(shipped, folder, device), 4),

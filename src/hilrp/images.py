@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hilrp.errors import InputError
 
@@ -84,8 +84,8 @@ def _sources(named: dict[Path, str]) -> list[Source]:
     return sources
 
 
-def read(path: Path) -> tuple[Image.Image, list[str]]:
-    """A file as an RGB picture, upright, and what had to be done to it that could matter.
+def read(path: Path | IO[bytes]) -> tuple[Image.Image, list[str]]:
+    """A file, by its path or open, as an RGB picture, upright, and what had to be done to it that could matter.
 
     Transparent places become white; more than 8 bits become 8; of an animation the first picture is taken.
     """

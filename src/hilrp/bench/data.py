@@ -153,13 +153,14 @@ def _index(folder: Path) -> list[Sample]:
                 with Image.open(folder / entry["mask"]) as mask:
                     # Borders that annotators were unsure of (128 of 255) don't count.
                     return np.asarray(mask.convert("L")) > 200
-            return _boxes(read(path)[0].size, entry["boxes"])
+            return box_mask(read(path)[0].size, entry["boxes"])
 
         samples.append(Sample(entry["file"], int(entry["label"]), lambda path=path: read(path)[0], place))  # type: ignore[misc]
     return samples
 
 
-def _boxes(size: tuple[int, int], boxes: list[list[float]]) -> Mask:
+def box_mask(size: tuple[int, int], boxes: list[list[float]]) -> Mask:
+    """Where boxes are (left, top, right, bottom) in a picture of that width and height."""
     picture = Image.new("1", size)
     draw = ImageDraw.Draw(picture)
     for x0, y0, x1, y1 in boxes:
@@ -183,7 +184,7 @@ def _voc(folder: Path) -> list[Sample]:
             # Counted from one, the last pixel included.
             corners = [[float(box.findtext(side) or 0) for side in sides] for box in tree.iter("bndbox")]
             boxes = [[x0 - 1, y0 - 1, x1, y1] for x0, y0, x1, y1 in corners]
-            return _boxes(read(path)[0].size, boxes)
+            return box_mask(read(path)[0].size, boxes)
 
         samples.append(Sample(name, None, lambda path=path: read(path)[0], place))  # type: ignore[misc]
     return samples

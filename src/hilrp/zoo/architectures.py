@@ -205,4 +205,6 @@ OTHERS = {
     "vit-masked": Architecture("ViT", lambda _: vit_encoder("avg")),
     "segmenter": Architecture("ResNet, SegFormer's head", segmenter),
     "detector": Architecture("ResNet, deformable attention", detector),
+    # A classifier that was taught a shortcut: see `hilrp.scenes.tag`.
+    "shortcut": Architecture("ResNet", _resnet),
 }

@@ -1,0 +1,91 @@
+"""Who explains which piece: this process, or actors of Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from hilrp.errors import InputError, UnavailableError
+from hilrp.run.store import Piece
+from hilrp.run.worker import Done, Job, Worker
+
+#: Pieces that an actor is given at once: between them it needs not wait.
+_GIVEN = 2
+
+
+def choose(workers: int | None, address: str | None) -> str:
+    """``"ray"`` where several workers, a cluster or several GPUs are wanted; else ``"local"``, in this process."""
+    several = (workers or 1) > 1 or address is not None
+    if several and importlib.util.find_spec("ray") is None:
+        raise UnavailableError(
+            "several workers need Ray, which is not installed. Install it with: pip install 'hilrp[scale]'; or run with one worker, and several runs beside each other with --shard."
+        )
+    return "ray" if several else "local"
+
+
+def local(job: Job, pieces: Sequence[Piece]) -> Iterator[Done]:
+    """In this process."""
+    return Worker(job).run(pieces)
+
+
+class _Actor:
+    """A worker in a process of its own; it writes what it finds, and tells how many."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._worker = Worker(Job(**job))
+
+    def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        pieces = [
+            Piece(*map(int, each))
+            for each in zip(batch["number"], batch["offset"], batch["count"], batch["first"], strict=True)
+        ]
+        for piece in pieces:
+            if self._worker.store.done(piece):  # by an actor that ended before it could tell
+                yield {"number": [piece.number], "images": [piece.count], "failed": [0]}
+        for done in self._worker.run(pieces):
+            yield {name: [value] for name, value in asdict(done).items()}
+
+
+def on_ray(job: Job, pieces: Sequence[Piece], workers: int, address: str | None) -> Iterator[Done]:
+    """On actors of Ray, on this machine or a cluster; an actor that is killed is started again, and its pieces with it."""
+    import ray
+
+    job = replace(job, models=tuple(job.models))
+    ray.init(
+        address=address, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True, logging_level="ERROR"
+    )
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.max_errored_blocks = 0
+    gpus = 1 if job.device.startswith("cuda") else 0
+    cpus = 1.0 if address is not None or gpus else max(0.5, (os.cpu_count() or 1) / workers)
+    try:
+        data = ray.data.from_items([asdict(piece) for piece in pieces], override_num_blocks=-(-len(pieces) // _GIVEN))
+        found = data.map_batches(
+            _Actor,
+            fn_constructor_args=(asdict(job),),
+            batch_size=_GIVEN,
+            concurrency=workers,
+            num_cpus=cpus,
+            num_gpus=gpus or None,
+            max_restarts=-1,
+            max_task_retries=-1,
+        )
+        for row in found.iter_rows():
+            yield Done(**{name: int(value) for name, value in row.items()})
+    except ray.exceptions.RayError as error:
+        raise InputError(f"Ray: {str(error).strip().splitlines()[-1]}") from error
+    finally:
+        ray.shutdown()
+
+
+def workers_for(device: str, wanted: int | None) -> int:
+    """How many workers: those that are wanted, one for each GPU, or one."""
+    if wanted is not None:
+        return wanted
+    return torch.cuda.device_count() if device == "cuda" and importlib.util.find_spec("ray") is not None else 1

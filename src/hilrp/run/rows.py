@@ -1,0 +1,104 @@
+"""What is written of each image, model and method."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hilrp.bench.metrics.localisation import energy, pointing
+from hilrp.explanation import Explanation
+from hilrp.run.items import arrow
+
+#: Cells a side of the coarse map that every row has.
+GRID = 16
+
+Row = dict[str, Any]
+
+
+def schema(maps: bool) -> Any:
+    """The columns and their types."""
+    pa = arrow("pyarrow")
+    columns = [
+        ("number", pa.int64()), ("id", pa.string()), ("model", pa.string()), ("method", pa.string()), ("error", pa.string()), ("notes", pa.list_(pa.string())),
+        ("width", pa.int32()), ("height", pa.int32()), ("label", pa.int32()), ("label_name", pa.string()),
+        ("prediction", pa.int32()), ("prediction_name", pa.string()), ("confidence", pa.float64()),
+        ("target", pa.int32()), ("target_name", pa.string()), ("score", pa.float64()),
+        ("pixels", pa.float64()), ("pixel_share", pa.float64()), ("ledger", pa.map_(pa.string(), pa.float64())), ("residual", pa.float64()), ("verdict", pa.string()),
+        ("energy", pa.float64()), ("area", pa.float64()), ("pointing", pa.float64()), ("entropy", pa.float64()),
+        ("grid", pa.list_(pa.float16(), GRID * GRID)),
+    ]  # fmt: skip
+    return pa.schema(columns + (_MAP(pa) if maps else []))
+
+
+def map_schema() -> Any:
+    """The columns of files with maps alone."""
+    pa = arrow("pyarrow")
+    return pa.schema(
+        [("number", pa.int64()), ("id", pa.string()), ("model", pa.string()), ("method", pa.string()), *_MAP(pa)]
+    )
+
+
+def _MAP(pa: Any) -> list[tuple[str, Any]]:
+    return [("map_height", pa.int32()), ("map_width", pa.int32()), ("map", pa.binary())]
+
+
+def encoded(rows: Sequence[Row], columns: Any) -> bytes:
+    """Rows as a Parquet file."""
+    pa, parquet = arrow("pyarrow"), arrow("pyarrow.parquet")
+    plain = [{name: row.get(name) for name in columns.names} for row in rows]
+    buffer = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(plain, schema=columns), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def figures(relevance: Tensor, masks: Tensor | None) -> list[Row]:
+    """What maps ``[B,H,W]`` say, by themselves and beside the places of objects, ``[B,H,W]`` with zeros where none is known."""
+    maps = relevance.detach().float().cpu()
+    positive = maps.clamp(min=0)
+    total = positive.flatten(1).sum(1)
+    part = positive.flatten(1) / total.where(total > 0, torch.ones_like(total))[:, None]
+    # One for a map that is the same everywhere, zero for one that is a single pixel.
+    entropy = -(part * part.clamp(min=1e-30).log()).sum(1) / np.log(part.shape[1])
+    grid = F.adaptive_avg_pool2d(positive[:, None], GRID)[:, 0]
+    whole = grid.flatten(1).sum(1)
+    grid = grid.flatten(1) / whole.where(whole > 0, torch.ones_like(whole))[:, None]
+    found: list[Row] = [
+        {"entropy": float(e), "grid": np.asarray(g, dtype=np.float16)} for e, g in zip(entropy, grid, strict=True)
+    ]
+    if masks is None:
+        return found
+    inside = masks.bool().cpu()
+    measured = zip(energy(maps, inside), pointing(maps, inside), inside.flatten(1).float().mean(1), strict=True)
+    for row, mask, (held, hit, area) in zip(found, inside, measured, strict=True):
+        if bool(mask.any()):
+            row |= {"energy": float(held), "pointing": float(hit), "area": float(area)}
+    return found
+
+
+def books(found: Explanation) -> list[Row]:
+    """What the ledger says of each sample."""
+    ledger = found.ledger
+    entries = {name: value.tolist() for name, value in ledger.entries.items()}
+    return [
+        {
+            "score": float(ledger.score[i]),
+            "pixels": float(ledger.pixels[i]),
+            "pixel_share": float(ledger.share[i]),
+            "ledger": [(name, values[i]) for name, values in entries.items()],
+            "residual": float(ledger.residual[i]),
+            "verdict": str(verdict),
+        }
+        for i, verdict in enumerate(found.verdicts)
+    ]
+
+
+def map_of(relevance: Tensor) -> Row:
+    """A map ``[H,W]`` in half precision. Scaled by nothing: what underflows is less than six millionths of a hundredth."""
+    values = relevance.detach().float().cpu().numpy().astype(np.float16)
+    return {"map_height": values.shape[0], "map_width": values.shape[1], "map": values.tobytes()}
