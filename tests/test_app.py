@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -19,13 +20,20 @@ from safetensors.torch import save_file
 
 import hilrp
 from hilrp.app import pictures
-from hilrp.app.comparison import Stoppable, Stopped, compare
+from hilrp.app.actions import Actions
+from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
 from hilrp.app.desk import Desk
 from hilrp.app.models import Models
 from hilrp.app.results import KINDS, Result
 from hilrp.app.server import make_app
 from hilrp.app.sessions import PICTURES, Session, Sessions
+from hilrp.app.table import comparison_table
+from hilrp.bench.methods import METHODS, Method
 from hilrp.errors import InputError
+from hilrp.pages.charts import waterfall
+from hilrp.pages.viewer import _safe
+from hilrp.plotting import shares
+from hilrp.tree import tensors
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +51,7 @@ def begun(desk: Desk, model: str = "zoo/swin") -> Session:
 def asked(desk: Desk, model: str, target: str | None = None, **more: str) -> Result:
     session = begun(desk, model)
     session.target = target or session.target
-    for name, value in more.items():
-        setattr(session, name, value)
-    desk.explain(session)
+    desk.ask(session, **more)
     assert session.result is not None
     return session.result
 
@@ -158,9 +164,20 @@ def test_models_are_kept_for_a_while():
     assert models.get("zoo/resnet") is not first
 
 
-def test_the_operators_own_model():
-    own = hilrp.load("zoo/convnext")
-    models = Models(own=own)
+def test_the_operators_own_model(tmp_path, monkeypatch):
+    """Its weights and the names of its classes are in the lines that make the explanation again."""
+    state = hilrp.load("zoo/convnext").model.state_dict()
+    save_file({name: (0.9 * value).contiguous() for name, value in state.items()}, tmp_path / "mine.safetensors")
+    (tmp_path / "names.txt").write_text("\n".join(f"kind {i}" for i in range(12)))
+    monkeypatch.chdir(tmp_path)
+    own = hilrp.load("zoo/convnext", "mine.safetensors", [f"kind {i}" for i in range(12)])
+    models = Models(own=own, checkpoint="mine.safetensors", classes="names.txt")
+    session = Session()
+    Desk(models).begin(session)
+    names: dict[str, object] = {}
+    exec(compile(session.result.code, "code", "exec"), names)
+    torch.testing.assert_close(names["explanation"].relevance, session.result.explanation.relevance)
+    assert names["loaded"].classes[3] == "kind 3"
     assert models.first == "zoo/convnext"
     assert models.names()[0] == "zoo/convnext"
     assert models.get("zoo/convnext") is own
@@ -177,6 +194,8 @@ def test_weights_of_ones_own(desk, tmp_path):
     session = begun(desk)
     desk.weights(session, "zoo/resnet", folder / "mine.safetensors", names)
     assert {choice.name for choice in session.prediction.choices} == {"sound", "cracked"}
+    assert sum(choice.part for choice in session.prediction.choices) == pytest.approx(1)
+    assert not any("scenes" in note for note in session.result.notes)
     assert session.result.loaded.weights == "weights of mine.safetensors"
     assert "checkpoint='mine.safetensors'" in session.result.code
     assert list(tmp_path.rglob("*")) == []
@@ -307,6 +326,31 @@ def test_names_can_not_end_the_page(desk):
     )
 
 
+def test_data_can_not_end_a_script():
+    assert "</script>" not in _safe({"name": "</script>"})
+    assert json.loads(_safe({"name": "</script>"})) == {"name": "</script>"}
+
+
+def test_bars_of_the_waterfall_follow_each_other(desk):
+    """Each begins where the one before ended, and the last one is the score."""
+    found = asked(desk, "zoo/swin", "3").explanation
+    bars = re.findall(r'<rect x="([0-9.-]+)" y="[0-9]+" width="([0-9.]+)"', waterfall(found))
+    spans = [(float(x), float(x) + float(width)) for x, width in bars]
+    values = [value for _, value in shares(found, 0)]
+    assert len(spans) == len(values) + 1
+    scale = (spans[-1][1] - spans[-1][0]) / float(found.score[0])
+    start = spans[-1][0]
+    for (left, right), value in zip(spans, values, strict=False):
+        assert (left, right) == pytest.approx(sorted((start, start + scale * value)), abs=1.1)
+        start += scale * value
+
+
+def test_results_hold_no_graph(desk):
+    """Nor anything on another device."""
+    found = asked(desk, "zoo/swin", "3").explanation
+    assert all(t.grad_fn is None and not t.requires_grad and t.device.type == "cpu" for t in tensors(found))
+
+
 def test_the_true_object_is_known_of_scenes(desk):
     result = asked(desk, "zoo/swin", "3")
     scene = pictures.scene(pictures.FIRST).scene
@@ -322,8 +366,10 @@ def test_what_can_not_be_asked(desk):
         desk.explain(session)
     with pytest.raises(InputError, match="no text tower"):
         asked(desk, "zoo/swin", "text:a star")
-    with pytest.raises(InputError, match="no picture yet"):
+    with pytest.raises(InputError, match="nothing to explain yet"):
         desk.explain(Session())
+    with pytest.raises(InputError, match="no picture yet"):
+        desk.model(Session(), "zoo/swin")
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------
@@ -363,15 +409,57 @@ def test_contrasts_are_not_compared(desk):
         next(desk.compare(begun(desk), desk.comparable(begun(desk)), []))
 
 
-def test_a_comparison_ends_when_nobody_waits(desk):
+def test_a_comparison_ends_when_nobody_waits(desk, monkeypatch):
     """In the midst of a method, too."""
+
+    def endless(model, x, target):
+        while True:
+            x = torch.sin(x)
+
+    monkeypatch.setitem(METHODS, "endless", Method("endless", "endless", "gradient", endless))
     session = begun(desk)
     result = desk.comparable(session)
-    run = desk.compare(session, result, ["hilrp", "rise:masks=1000000", "saliency"])
+    run = desk.compare(session, result, ["hilrp", "endless", "saliency"])
     assert len(next(run)) == 1
     threading.Timer(0.5, lambda: session.stop.set()).start()
     assert list(run) == []
     assert not desk._turn.locked()
+
+
+def test_methods_take_turns(desk, monkeypatch):
+    """The model runs in nobody else's turn: hooks of other libraries see every thread."""
+    session = begun(desk, "zoo/resnet")
+    result = desk.comparable(session)
+    outside = []
+    hook = result.loaded.model.register_forward_hook(lambda *_: outside.append(desk._turn.locked()))
+    try:
+        list(desk.compare(session, result, ["hilrp", "saliency"]))
+    finally:
+        hook.remove()
+    assert len(outside) > 4
+    assert all(outside)
+
+
+def test_costs_are_in_passes_of_the_model(desk, monkeypatch):
+    times = iter([3.0, 2.0, 4.0, 6.0])
+    monkeypatch.setattr("hilrp.app.comparison._timed", lambda run, x: (next(times), run()))
+    session = begun(desk, "zoo/resnet")
+    *_, found = desk.compare(session, desk.comparable(session), ["hilrp"])
+    assert (found[0].seconds, found[0].passes) == (6.0, 3.0)
+
+
+def test_the_table_of_a_comparison(desk):
+    result = asked(desk, "zoo/resnet", "3")
+    maps = np.zeros((128, 128))
+    good = Compared(METHODS["hilrp"], maps, 0.5, 2.0, 0.9, {"pointing": 1.0, "energy": 0.8})
+    bad = Compared(METHODS["saliency"], maps, 0.1, 1.0, None, {"pointing": 0.0, "energy": 0.3})
+    none = Compared(METHODS["rollout"], error="no <b>attention</b>")
+    text = comparison_table([good, bad, none], result, ["lime"])
+    assert text.count("<td class=best>") == 2
+    assert "<td class=best>0.80</td>" in text
+    assert "no &lt;b&gt;attention" in text
+    assert "Now LIME; 3 of 4 are done" in text
+    assert "Stopped" in comparison_table([good], result, stopped=True)
 
 
 def test_a_stoppable_pass_is_the_same_pass():
@@ -443,8 +531,8 @@ def test_old_results_and_tabs_are_forgotten(desk):
 
 
 @pytest.fixture(scope="module")
-def client(desk) -> TestClient:
-    return TestClient(make_app(desk.models), base_url="http://localhost:7860")
+def client(desk, tmp_path_factory) -> TestClient:
+    return TestClient(make_app(desk.models, tmp_path_factory.mktemp("uploads")), base_url="http://localhost:7860")
 
 
 def test_the_browser_is_told_to_ask_nobody_else(client):
@@ -464,15 +552,105 @@ def test_other_names_of_this_machine_are_refused(client):
     assert client.get("/", headers={"host": "[::1]:7860"}).status_code == 200
 
 
+def test_other_pages_can_send_nothing(client):
+    files = {"files": ("a.png", b"x")}
+    refused = client.post("/gradio_api/upload", files=files, headers={"origin": "https://evil.example"})
+    assert refused.status_code == 403
+    assert (
+        client.post("/gradio_api/upload", files=files, headers={"origin": "http://localhost:7860"}).status_code == 200
+    )
+
+
+def test_there_is_an_end_to_what_is_sent(client, monkeypatch):
+    monkeypatch.setattr("hilrp.app.server._TOTAL", -1)
+    assert client.post("/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 413
+
+
+def test_files_that_were_not_sent_are_not_touched(desk, tmp_path):
+    """Whatever a request says: a path in it is anybody's."""
+    outside = sent(tmp_path, "secret.png", encoded(Image.new("RGB", (8, 8))))
+    actions, session = Actions(desk, tmp_path / "uploads"), begun(desk)
+    for act in (
+        lambda: actions.upload(session, [str(outside)]),
+        lambda: actions.upload(session, [str(tmp_path / "uploads" / ".." / "3f2a" / "secret.png")]),
+        lambda: actions.weights(session, "zoo/resnet", str(outside), None),
+        lambda: actions.note(session, str(outside)),
+    ):
+        with pytest.raises(InputError, match="not sent from this page"):
+            act()
+    assert outside.exists()
+
+
+def test_what_was_sent_goes_with_the_tab(desk, tmp_path):
+    sessions = Sessions()
+    actions = Actions(desk, tmp_path)
+    path = sent(tmp_path, "mine.safetensors", b"x")
+    actions.note(sessions.of("a"), str(path))
+    assert path.exists()
+    sessions.close("a")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("box", ["/etc/passwd", "1,2,3", "1,2,3,4,5", "", "a, b, c, d"])
+def test_regions_are_four_numbers(desk, tmp_path, box):
+    """A mask's file, which the command line takes, is not for a page."""
+    session = begun(desk, "zoo/segmenter")
+    before = session.target
+    with pytest.raises(InputError, match="give left, top, right and bottom"):
+        Actions(desk, tmp_path).region(session, box)
+    assert session.target == before
+
+
+def test_actions(desk, tmp_path):
+    actions, session = Actions(desk, tmp_path), begun(desk)
+    actions.against(session, "yellow star")
+    assert session.result.title == "red ring rather than yellow star"
+    actions.predicted(session, "8")
+    assert session.result.title == "blue cross"
+    actions.label(session, "red star")
+    assert session.result.title == "red star"
+    actions.rules(session, "secant", "grey")
+    assert session.result.explanation.reference is not None
+    with pytest.raises(hilrp.HilrpError):
+        actions.rules(session, "zplus", "grey")
+    assert (session.rules, session.reference) == ("secant", "grey")
+    with pytest.raises(InputError):
+        actions.caption(session, "a star")
+    assert session.target == "0"
+    desk.remove(session)
+    assert session.picture is None
+    assert session.result is None
+    desk.model(segmented := begun(desk), "zoo/segmenter")
+    actions.region(segmented, "20, 20, 60, 70")
+    actions.label(segmented, "red ring")
+    assert segmented.target == "region:20,20,60,70:3"
+    desk.model(segmented, "zoo/detector")
+    actions.label(segmented, "blue cross")
+    assert segmented.result.title == "blue cross"
+
+
+def test_a_model_that_fails_leaves_everything_as_it_was(desk, monkeypatch):
+    session = begun(desk)
+    before, result = session.loaded, session.result
+    monkeypatch.setattr("hilrp.app.desk.predict", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        desk.model(session, "zoo/resnet")
+    assert (session.loaded, session.result) == (before, result)
+
+
 def test_results_are_sent_to_who_knows_their_token(client, desk):
     session = begun(desk)
     client.app.state.sessions._open["tab"] = session
     token, picture = session.result.token, session.picture.token
     assert client.get(f"/explanation/{token}").text == session.result.page
     answer = client.get(f"/export/{token}/npz")
-    assert answer.headers["content-disposition"] == f'attachment; filename="{session.result.name}.npz"'
+    assert answer.headers["content-disposition"].startswith(f'attachment; filename="{session.result.name}.npz"')
     assert answer.headers["cache-control"] == "no-store"
     assert Image.open(io.BytesIO(client.get(f"/thumbnail/{picture}").content)).size == (128, 128)
+    session.add(pictures.Picture("Größe 猫.png", session.picture.image, "\n\nimage = 1"))
+    desk.look(session)
+    named = client.get(f"/export/{session.result.token}/json").headers["content-disposition"]
+    assert named.endswith("filename*=UTF-8''Gr%C3%B6%C3%9Fe_%E7%8C%AB-red_ring.json")
     client.app.state.sessions.close("tab")
     for path in (f"/explanation/{token}", f"/export/{token}/npz", f"/thumbnail/{picture}", "/explanation/x"):
         assert client.get(path).status_code == 404

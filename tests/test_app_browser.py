@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ import chromium
 pytestmark = pytest.mark.skipif(
     chromium.find() is None, reason="there is no Chromium, and none could be installed: scripts/chromium.py"
 )
-PATIENCE = 120_000
+PATIENCE = 45_000
 #: Runs in the server's process before anything else: writes down every host that it looks for and isn't this machine.
 SPY = """
 import socket
@@ -46,9 +47,15 @@ socket.socket.connect = watch(socket.socket.connect, lambda _, address: address[
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[str]:
+def uploads(tmp_path_factory) -> Path:
+    """The folder for temporary files of the server."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, uploads) -> Iterator[str]:
     """The command, run as a user does; its address."""
-    folder, spy = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("spy")
+    folder, spy = uploads, tmp_path_factory.mktemp("spy")
     (spy / "sitecustomize.py").write_text(SPY.format(log=str(spy / "asked.txt")))
     places = os.pathsep.join([str(spy), *filter(None, [os.environ.get("PYTHONPATH")])])
     with chromium.served({"PYTHONPATH": places, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
@@ -150,6 +157,7 @@ def test_look_at_a_scene(tab, tmp_path):
     assert tab.page.locator("#predictions label").count() == 5
     assert tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click()) == "yellow star"
     assert tab.shows(lambda: tab.choose("against", "red ring")) == "yellow star rather than red ring"
+    assert tab.shows(lambda: tab.page.locator("#predictions label").nth(0).click()) == "red ring"
     assert tab.shows(lambda: tab.choose("label", "blue cross")) == "blue cross"
     assert "valid" in tab.frame.locator(".badge").inner_text()
     assert tab.frame.locator("canvas.stage").count() == 4
@@ -183,12 +191,13 @@ def test_read_the_map(tab, tmp_path):
     assert tab.pixels() != bare
 
 
-def test_pictures_of_ones_own(tab, tmp_path):
+def test_pictures_of_ones_own(tab, tmp_path, uploads):
     rng = np.random.default_rng(0)
     files = [tmp_path / "first.png", tmp_path / "large.jpg"]
     for path, size in zip(files, ((96, 96), (2600, 2100)), strict=True):
         Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8)).save(path)
     tab.shows(lambda: tab.upload(*files))
+    assert not any(path.stat().st_size for path in uploads.rglob("*") if path.is_file())
     assert "large.jpg" in tab.frame.locator("main").inner_text()
     assert "was scaled down to 2048 x 1654" in tab.frame.locator("main").inner_text()
     assert tab.page.locator("#pictures label").count() == 3
@@ -207,7 +216,9 @@ def test_pictures_of_ones_own(tab, tmp_path):
 
 def test_models_and_their_questions(tab):
     """Segmentation, detection, captions; and a name that nobody has."""
-    tab.choose("model", "zoo/nonsense")
+    published = tab.page.locator("#published input, #published textarea")
+    published.fill("zoo/nonsense")
+    published.press("Enter")
     tab.page.wait_for_selector("#status .problem")
     assert "no model of that name" in tab.problem
     tab.shows(lambda: tab.choose("model", "zoo/segmenter"))
@@ -216,6 +227,9 @@ def test_models_and_their_questions(tab):
     tab.shows(lambda: tab.frame.locator("#ask").click())
     assert tab.page.locator("#region input, #region textarea").input_value() == "64, 64, 96, 112"
     assert "query" in tab.shows(lambda: tab.choose("model", "zoo/detector"))
+    tab.page.get_by_role("tab", name="Compare methods").click()
+    assert tab.page.locator("#compare").is_disabled()
+    tab.page.get_by_role("tab", name="Explanation").click()
     tab.shows(lambda: tab.choose("model", "zoo/towers"))
     caption = tab.page.locator("#caption input, #caption textarea")
     caption.fill("a striped blue cross")
@@ -275,3 +289,41 @@ def test_two_people_at_once(browser, served):
         time.sleep(0.2)
     assert second.title == "blue triangle"
     second.close()
+
+
+def test_forged_requests(served, tmp_path):
+    """A path in a request, of a file that was never sent: neither read nor deleted."""
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (8, 8)).save(secret)
+    with urlopen(f"{served}config") as answer:
+        events = json.load(answer)["dependencies"]
+    upload = next(each["id"] for each in events if any(name == "upload" for _, name in each["targets"]))
+    file = {"path": str(secret), "meta": {"_type": "gradio.FileData"}, "is_stream": True}
+    body = json.dumps({"data": [[file]], "fn_index": upload, "session_hash": "forged"}).encode()
+    join = Request(f"{served}gradio_api/queue/join", body, {"Content-Type": "application/json"})
+    urlopen(join, timeout=30).close()
+    with urlopen(f"{served}gradio_api/queue/data?session_hash=forged", timeout=30) as answer:
+        said = next(line for line in answer if b"process_completed" in line)
+    assert b'"success":false' in said
+    assert b"not uploaded by a user" in said
+    assert secret.exists()
+
+
+def test_it_stops_while_a_tab_is_open(browser, tmp_path):
+    """And leaves nothing behind, not even a checkpoint that was dropped and never loaded."""
+    weights = tmp_path / "mine.safetensors"
+    weights.write_bytes(b"0" * 100_000)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    with chromium.served({"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
+        tab = Tab(browser, address)
+        tab.page.get_by_role("button", name="Weights of your own").click()
+        tab.page.set_input_files("#checkpoint input[type=file]", [str(weights)])
+        tab.page.locator("#checkpoint", has_text="mine").wait_for()
+        tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click())
+        assert "mine" in tab.page.locator("#checkpoint").inner_text()
+        assert [path.stat().st_size for path in folder.rglob("mine*")] == [100_000]
+        started = time.monotonic()
+    assert time.monotonic() - started < 20
+    assert list(folder.rglob("hilrp-serve*")) == []
+    tab.close()

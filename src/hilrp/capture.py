@@ -27,6 +27,7 @@ _Result = TypeVar("_Result")
 
 #: How many forms of input are kept: the usual one, and the rest of a data set that doesn't divide evenly.
 _KEPT = 4
+_RECORDING = threading.Lock()
 
 
 class Snapshot:
@@ -193,14 +194,15 @@ def _never_asking() -> Iterator[None]:
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Collects garbage now and not within: an earlier graph in it, freed while another is recorded, would spoil that one."""
-    gc.collect()
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
+    with _RECORDING:  # collection is the whole process's
+        gc.collect()
+        before = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if before:
+                gc.enable()
 
 
 def _end_recording() -> None:

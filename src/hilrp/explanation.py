@@ -63,10 +63,11 @@ class Explanation:
     @property
     def map(self) -> Tensor:
         """The relevance of each pixel, ``[B,H,W]``: channels summed."""
-        return self._image(self.relevance).sum(1)
+        return self.image_of(self.relevance).sum(1)
 
     @staticmethod
-    def _image(tree: Any) -> Tensor:
+    def image_of(tree: Any) -> Tensor:
+        """The images ``[B,C,H,W]`` in something of the form of the input."""
         image = next((t for t in tensors(tree) if t.ndim == 4), None)
         if image is None:
             raise InputError("This explanation has no image input [B,C,H,W], hence no map; use .relevance.")
@@ -198,7 +199,14 @@ class Explanation:
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
     ) -> bytes:
-        """What `save` writes, as bytes: ``npz`` or ``json``; or the figure as ``png``, ``svg`` or ``pdf``."""
+        """What `save` writes, as bytes: ``npz`` or ``json``; or the figure as ``png``, ``svg`` or ``pdf``.
+
+        Example:
+            >>> import torch, hilrp
+            >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).eval()
+            >>> hilrp.explain(model, torch.randn(1, 3, 2, 2)).encode("pdf")[:4]
+            b'%PDF'
+        """
         import numpy as np
 
         buffer = BytesIO()

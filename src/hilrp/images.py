@@ -143,5 +143,6 @@ def _eight_bits(image: Any, notes: list[str]) -> Any:
         # Scanners store 10, 12 or 14 bits in 16.
         top = next((float(2**bits - 1) for bits in (8, 10, 12, 14, 16) if high < 2**bits), high)
     bottom = min(low, 0.0)
-    notes.append(f"its pixels, from {low:g} to {high:g}, were scaled to 8 bits as if from {bottom:g} to {top:g}")
+    whole = "" if (low, high) == (bottom, top) else f" as if from {bottom:g} to {top:g}"
+    notes.append(f"its pixels, from {low:g} to {high:g}, were scaled to 8 bits{whole}")
     return Image.fromarray(np.clip((values - bottom) * 255 / (top - bottom), 0, 255).round().astype(np.uint8))

@@ -62,7 +62,7 @@ def class_names(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path.name}: not a text file ({error}). Give the names of the classes, one per line, in UTF-8."
+            f"{path}: not a text file ({error}). Give the names of the classes, one per line, in UTF-8."
         ) from error
 
 

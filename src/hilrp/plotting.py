@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Relevance is signed: blue speaks against the target, red for it, white is zero.
 COLOURS = "seismic"
+#: Bars of the books.
+FOR, AGAINST = "#b2182b", "#2166ac"
 #: At most this many stage maps are drawn; more (the blocks of a flat transformer) are thinned out evenly.
 STAGES = 4
 #: A title is as wide as its picture: this many letters.
@@ -39,7 +41,7 @@ def draw(
 ) -> Figure:
     """One row per sample, on an empty figure: input, overlay, signed map, stage maps, books."""
     samples = list(range(min(_ROWS, len(explanation)))) if samples is None else list(samples)
-    image = explanation._image(explanation.input).detach().float().cpu().numpy()
+    image = explanation.image_of(explanation.input).detach().float().cpu().numpy()
     maps = explanation.map.detach().float().cpu().numpy()
     names = stages_shown(explanation, samples, all_stages)
     columns = 4 + len(names)
@@ -163,7 +165,7 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
     parts = shares(explanation, i)
     start = 0.0
     for row, (_, value) in enumerate(parts):
-        axis.barh(row, value, left=start, color="#b2182b" if value >= 0 else "#2166ac", height=0.7)
+        axis.barh(row, value, left=start, color=FOR if value >= 0 else AGAINST, height=0.7)
         side = "left" if value >= 0 else "right"
         axis.text(start + value, row, f" {value:.2f} ", va="center", fontsize=7, ha=side)
         start += value

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from hilrp.app.actions import Actions
 from hilrp.app.comparison import CHOSEN, Compared, choices
-from hilrp.app.desk import Desk
 from hilrp.app.pictures import scenes
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import Session, Sessions
@@ -26,9 +27,9 @@ _NOTHING = "\u2014"
 _PROGRESS = gr.Progress()
 
 
-def build(desk: Desk, sessions: Sessions) -> gr.Blocks:
+def build(actions: Actions, sessions: Sessions) -> gr.Blocks:
     """The whole page."""
-    page = _Page(desk, sessions)
+    page = _Page(actions, sessions)
     page.wire()
     return page.blocks
 
@@ -36,9 +37,11 @@ def build(desk: Desk, sessions: Sessions) -> gr.Blocks:
 class _Page:
     """The components, by what they are; each handler changes a session and then shows it."""
 
-    def __init__(self, desk: Desk, sessions: Sessions) -> None:
-        self.desk, self.sessions = desk, sessions
-        with gr.Blocks(title="HiLRP", analytics_enabled=False, delete_cache=(60, 300), fill_width=True) as self.blocks:
+    def __init__(self, actions: Actions, sessions: Sessions) -> None:
+        self.actions, self.desk, self.sessions = actions, actions.desk, sessions
+        with gr.Blocks(
+            title="HiLRP", analytics_enabled=False, delete_cache=(600, 86400), fill_width=True
+        ) as self.blocks:
             gr.HTML(
                 '<div id="head"><b>HiLRP</b> What in the picture speaks for the prediction, and where every part of the score went. '
                 "Pictures stay on this machine and are forgotten when the tab is closed.</div>"
@@ -66,20 +69,20 @@ class _Page:
         self.files = gr.File(label="Drop pictures here", file_count="multiple", height=150, elem_id="upload")
         self.scene = gr.Dropdown(scenes(), value=None, label="or take a scene whose truth is known", elem_id="scene")
         self.pictures = gr.Radio([], label="Pictures", elem_id="pictures")
+        self.remove = gr.Button("Take this picture away", size="sm", elem_id="remove")
 
     def _models(self) -> None:
         names = self.desk.models.names()
-        self.model = gr.Dropdown(
-            names,
-            value=self.desk.models.first,
-            label="Model",
-            info="zoo/\u2026 comes with hilrp; others are fetched, which needs a connection the first time. Any name of timm, torchvision, transformers or open_clip can be typed.",
-            allow_custom_value=True,
-            elem_id="model",
+        self.model = gr.Dropdown(names, value=names[0], label="Model", elem_id="model")
+        self.published = gr.Textbox(
+            label="or a published one",
+            placeholder="swin_tiny_patch4_window7_224",
+            info="A name of timm, torchvision, transformers or open_clip, then Enter. Its weights are fetched, which needs a connection the first time.",
+            elem_id="published",
         )
         with gr.Accordion("Weights of your own", open=False):
-            self.architecture = gr.Dropdown(
-                names, value=None, label="Architecture", allow_custom_value=True, elem_id="architecture"
+            self.architecture = gr.Textbox(
+                label="Architecture", placeholder="resnet50, zoo/resnet, ...", elem_id="architecture"
             )
             self.checkpoint = gr.File(label="Checkpoint (safetensors, torch.save)", height=100, elem_id="checkpoint")
             self.classes = gr.File(
@@ -101,10 +104,8 @@ class _Page:
             with gr.Column(scale=3, min_width=260):
                 self.predictions = gr.Radio([], label="What the model says: click to explain", elem_id="predictions")
             with gr.Column(scale=2, min_width=220):
-                self.label = gr.Dropdown([], label="Any class", allow_custom_value=True, elem_id="label", visible=False)
-                self.against = gr.Dropdown(
-                    [], label="rather than", allow_custom_value=True, elem_id="against", visible=False
-                )
+                self.label = gr.Dropdown([], label="Any class", elem_id="label", visible=False)
+                self.against = gr.Dropdown([], label="rather than", elem_id="against", visible=False)
                 self.region = gr.Textbox(
                     label="Region: left, top, right, bottom",
                     info="Or drag a rectangle on the map.",
@@ -130,38 +131,49 @@ class _Page:
 
     def wire(self) -> None:
         """Connects components and desk."""
-        desk = self.desk
+        desk, do = self.desk, self.actions
         with self.blocks:
-            self._on(self.blocks.load, lambda session: desk.begin(session), [])
-            self._on(self.files.upload, self._upload, [self.files])
+            self._on(self.blocks.load, desk.begin, [])
+            self._on(self.files.upload, do.upload, [self.files], clears=[self.files])
             self._on(self.scene.input, lambda session, index: desk.scene(session, int(index)), [self.scene])
             self._on(self.pictures.input, desk.choose, [self.pictures])
+            self._on(self.remove.click, desk.remove, [])
             self._on(self.model.input, desk.model, [self.model])
-            self._on(self.load.click, self._weights, [self.architecture, self.checkpoint, self.classes])
-            self._on(self.predictions.input, self._predicted, [self.predictions])
-            self._on(self.label.input, self._class, [self.label])
-            self._on(self.against.input, self._contrast, [self.against])
-            self._on(self.region.submit, self._region, [self.region])
-            self._on(self.caption.submit, self._caption, [self.caption])
-            self._on(self.rules.input, self._rules, [self.rules, self.reference])
-            self._on(self.reference.input, self._rules, [self.rules, self.reference])
-            self.compare.click(
-                self._compare, [self.methods], [self.compared], api_visibility="private", concurrency_limit=8
-            )
+            self._on(self.published.submit, desk.model, [self.published])
+            weights = [self.checkpoint, self.classes]
+            for component in weights:
+                component.upload(self._note, [component], [], api_visibility="private")
+            self._on(self.load.click, do.weights, [self.architecture, *weights], clears=weights)
+            self._on(self.predictions.input, do.predicted, [self.predictions])
+            self._on(self.label.input, do.label, [self.label])
+            self._on(self.against.input, do.against, [self.against])
+            self._on(self.region.submit, do.region, [self.region])
+            self._on(self.caption.submit, do.caption, [self.caption])
+            self._on(self.rules.input, do.rules, [self.rules, self.reference])
+            self._on(self.reference.input, do.rules, [self.rules, self.reference])
+            # The order to stop is renewed at once: one that comes while this waits in the queue is heeded.
+            begun = self.compare.click(self._renew, [], [], queue=False, api_visibility="private")
+            begun.then(self._compare, [self.methods], [self.compared], api_visibility="private", concurrency_limit=8)
             self.cancel.click(self._cancel, [], [], queue=False, api_visibility="private")
             self.blocks.unload(self._close)
 
-    def _on(self, event: Callable[..., Any], action: Callable[..., Any], inputs: list[Any]) -> None:
+    def _on(
+        self, event: Callable[..., Any], action: Callable[..., Any], inputs: list[Any], clears: Sequence[Any] = ()
+    ) -> None:
         """Lets an event change the session of its tab; what is wrong is told above the explanation."""
 
         def handle(request: gr.Request, *values: Any) -> dict[Any, Any]:
-            session = self.sessions.of(str(request.session_hash))
+            session = self._session(request)
+            session.stop.set()  # a comparison is of what was there before
             with session.lock:
                 try:
                     problems = action(session, *values) or []
                 except HilrpError as error:
                     problems = [str(error)]
-                return self._shown(session, problems)
+                except Exception as error:  # models are anybody's
+                    traceback.print_exc()
+                    problems = [f"{type(error).__name__}: {error} (what led to it is printed where hilrp serve runs)"]
+                return self._shown(session, problems) | dict.fromkeys(clears)
 
         event(
             handle,
@@ -174,65 +186,20 @@ class _Page:
             show_progress_on=[self.viewer],
         )
 
-    def _upload(self, session: Session, files: list[str] | None) -> list[str]:
-        return self.desk.upload(session, [Path(file) for file in files or ()])
+    def _session(self, request: gr.Request) -> Session:
+        return self.sessions.of(str(request.session_hash))
 
-    def _weights(self, session: Session, name: str, checkpoint: str | None, classes: str | None) -> list[str] | None:
-        if checkpoint is None:
-            return ["There is no checkpoint yet. Drop a file with the weights."]
-        self.desk.weights(session, name or "", Path(checkpoint), None if classes is None else Path(classes))
-        return None
+    def _note(self, request: gr.Request, file: str | None) -> None:
+        self.actions.note(self._session(request), file)
 
-    def _predicted(self, session: Session, target: str) -> None:
-        session.target, session.against = target, None
-        self.desk.explain(session)
-
-    def _class(self, session: Session, text: str) -> None:
-        if session.loaded is None or text is None:
-            return
-        index = session.loaded.index(str(text))
-        kind = session.prediction.kind if session.prediction is not None else "classes"
-        words = {
-            "regions": f"{':'.join((session.target or 'region:').split(':')[:2])}:{index}",
-            "objects": f"detection:{self._name(session, index)}",
-        }
-        session.target, session.against = words.get(kind, str(index)), None
-        self.desk.explain(session)
-
-    @staticmethod
-    def _name(session: Session, index: int) -> str:
-        return session.loaded.named(index) if session.loaded is not None else str(index)
-
-    def _contrast(self, session: Session, text: str | None) -> None:
-        if session.loaded is None:
-            return
-        # Kept only if it can be explained: else the page would say one thing and show another.
-        before, session.against = session.against, str(session.loaded.index(str(text))) if text else None
-        try:
-            self.desk.explain(session)
-        except HilrpError:
-            session.against = before
-            raise
-
-    def _region(self, session: Session, box: str) -> None:
-        label = (session.target or "").rpartition(":")[2]
-        before, session.target = session.target, f"region:{box.replace(' ', '')}:{label}"
-        try:
-            self.desk.explain(session)
-        except HilrpError:
-            session.target = before
-            raise
-
-    def _caption(self, session: Session, text: str) -> None:
-        session.target, session.against = f"text:{text}", None
-        self.desk.explain(session)
-
-    def _rules(self, session: Session, rules: str, reference: str) -> None:
-        session.rules, session.reference = rules, reference or None
-        self.desk.explain(session)
+    def _renew(self, request: gr.Request) -> None:
+        session = self._session(request)
+        session.stop.set()
+        session.stop = threading.Event()
 
     def _compare(self, request: gr.Request, names: list[str], progress: Any = _PROGRESS) -> Iterator[str]:
-        session = self.sessions.of(str(request.session_hash))
+        session = self._session(request)
+        stop = session.stop
         found: list[Compared] = []
         try:
             result = self.desk.comparable(session)
@@ -243,11 +210,11 @@ class _Page:
         except HilrpError as error:
             yield _said([str(error)])
             return
-        if session.stop.is_set():
+        if stop.is_set():
             yield comparison_table(found, result, stopped=True) if found else _said(["Stopped."])
 
     def _cancel(self, request: gr.Request) -> None:
-        self.sessions.of(str(request.session_hash)).stop.set()
+        self._session(request).stop.set()
 
     def _close(self, request: gr.Request) -> None:
         self.sessions.close(str(request.session_hash))
@@ -258,8 +225,15 @@ class _Page:
     def _outputs(self) -> list[Any]:
         return [
             self.status, self.style, self.files, self.scene, self.pictures, self.model, self.checkpoint, self.classes, self.predictions, self.label,
-            self.against, self.region, self.caption, self.rules, self.reference, self.viewer, self.exports, self.code, self.compared,
+            self.against, self.region, self.caption, self.rules, self.reference, self.viewer, self.exports, self.code, self.compared, self.compare,
         ]  # fmt: skip
+
+    def _models_shown(self, session: Session) -> Any:
+        """The models that are there, with the user's own and one that was fetched."""
+        names = [*session.own, *self.desk.models.names()]
+        mine = next((name for name, own in session.own.items() if own.loaded is session.loaded), None)
+        current = mine or (session.loaded.name if session.loaded is not None else None)
+        return gr.Dropdown(names if current in names or current is None else [current, *names], value=current)
 
     def _shown(self, session: Session, problems: list[str]) -> dict[Any, Any]:
         """All components as the session has them."""
@@ -270,26 +244,36 @@ class _Page:
         names = [(name, str(i)) for i, name in known[:_OFFERED]]
         explained = result.explanation if result is not None else None
         label = str(int(explained.target[0])) if explained is not None and explained.target is not None else None
+        if kind == "regions" and session.target is not None:
+            label = session.target.rpartition(":")[2]
+        typed = len(known) > _OFFERED
         listed = any(c.target == session.target for c in offered)
         box = session.target.split(":")[1] if session.target and session.target.startswith("region:") else ""
         return {
             self.status: _said(problems),
             self.style: _marks(session),
-            self.files: None,
-            self.checkpoint: None,
-            self.classes: None,
             self.pictures: gr.Radio(
                 [(p.name, token) for token, p in session.pictures.items()],
                 value=session.picture.token if session.picture else None,
             ),
             self.scene: None if session.picture is None or session.picture.scene is None else gr.skip(),
-            self.model: gr.skip() if loaded is None else loaded.name,
+            self.model: self._models_shown(session),
             self.predictions: gr.Radio(
                 [(f"{c.name} ({c.figure})" if c.figure else c.name, c.target) for c in offered],
                 value=session.target if listed and session.against is None else None,
             ),
-            self.label: gr.Dropdown(names, value=label, visible=kind in ("classes", "regions", "objects")),
-            self.against: gr.Dropdown([(_NOTHING, ""), *names], value=session.against or "", visible=kind == "classes"),
+            self.label: gr.Dropdown(
+                names, value=label, allow_custom_value=typed, visible=kind in ("classes", "regions", "objects")
+            ),
+            self.against: gr.Dropdown(
+                [(_NOTHING, ""), *names],
+                value=session.against or "",
+                allow_custom_value=typed,
+                visible=kind == "classes",
+            ),
+            self.compare: gr.Button(
+                interactive=explained is not None and explained.target is not None and explained.against is None
+            ),
             self.region: gr.Textbox(value=box.replace(",", ", "), visible=kind == "regions"),
             self.caption: gr.Textbox(visible=loaded is not None and loaded.texts is not None),
             self.rules: session.rules,

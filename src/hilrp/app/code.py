@@ -17,7 +17,7 @@ class Asked:
         target, against: In the words of `hilrp explain`.
         rules: A preset.
         reference: What relevance is relative to, by name.
-        checkpoint: The file that the weights are from, where they are somebody's own.
+        checkpoint, classes: The files that the weights and the names of the classes are from, where they are somebody's own.
     """
 
     target: str
@@ -25,6 +25,7 @@ class Asked:
     rules: str = "hilrp"
     reference: str | None = None
     checkpoint: str | None = None
+    classes: str | None = None
 
 
 def written(opening: str, loaded: Loaded, asked: Asked, wanted: Wanted, name: str) -> str:
@@ -40,6 +41,9 @@ def written(opening: str, loaded: Loaded, asked: Asked, wanted: Wanted, name: st
     needed, _, opened = opening.partition("\n\n")
     imports = ["import hilrp", *needed.splitlines()]
     weights = f", checkpoint={asked.checkpoint!r}" if asked.checkpoint else ""
+    if asked.classes:
+        imports += ["from pathlib import Path", "from hilrp.loading import class_names"]
+        weights += f", classes=class_names(Path({asked.classes!r}))"
     lines = [*opened.splitlines(), f"loaded = hilrp.load({loaded.name!r}{weights})", "x = loaded.batch([image])"]
     model, options = "loaded.model", f", rules={asked.rules!r}"
     if wanted.tower:
@@ -59,7 +63,7 @@ def written(opening: str, loaded: Loaded, asked: Asked, wanted: Wanted, name: st
         "print(explanation, explanation.verdicts)",
         f"explanation.save({name!r}, loaded.classes, loaded.preprocess.picture(x))",
     ]
-    return "\n".join([*sorted(imports[1:]), "", imports[0], "", *lines, ""])
+    return "\n".join([*sorted(set(imports[1:])), "", imports[0], "", *lines, ""])
 
 
 def _target(wanted: Wanted) -> tuple[str, str]:

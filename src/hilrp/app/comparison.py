@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hilrp.bench.batches import gradients
+from hilrp.bench.batches import gradients, scores
 from hilrp.bench.methods import METHODS, Method, Undefined, find
 from hilrp.bench.metrics.localisation import average_precision, energy, iou, pointing
 from hilrp.errors import HilrpError
@@ -95,8 +95,9 @@ def compare(
             with turn(), Stoppable(stop):
                 if stop.is_set():
                     return
-                plain = _timed(lambda: gradients(model, x, target), x)[0]
+                plain = min(_timed(lambda: gradients(model, x, target), x)[0] for _ in range(3))
                 seconds, maps = _timed(lambda method=method: method(model, x, target), x)  # type: ignore[misc]
+                score = float(scores(model, x, target, fast=False))
         except Stopped:
             return
         except (Undefined, HilrpError) as error:
@@ -105,18 +106,9 @@ def compare(
         except Exception as error:  # captum and its kin raise what they like on models that they don't know
             yield Compared(method, error=f"{type(error).__name__}: {error}")
             continue
-        with torch.no_grad():
-            score = float(model_score(model, x, label))
         figures = {} if truth is None else _figures(maps, truth.unsqueeze(0).to(maps.device))
         total = float(maps.sum()) / score if method.signed and method.kind != "control" and score else None
         yield Compared(method, maps[0].float().cpu().numpy(), seconds, seconds / plain, total, figures)
-
-
-def model_score(model: nn.Module, x: Tensor, label: int) -> Tensor:
-    """The logit of a class."""
-    from hilrp.targets import logits_of
-
-    return logits_of(model(x))[0, label]
 
 
 def _figures(maps: Tensor, truth: Tensor) -> dict[str, float]:

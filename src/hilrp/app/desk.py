@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from hilrp.app import pictures
 from hilrp.app.code import Asked
@@ -17,7 +14,7 @@ from hilrp.app.comparison import Compared, compare
 from hilrp.app.models import Models
 from hilrp.app.predictions import predict
 from hilrp.app.results import Result, on_processor
-from hilrp.app.sessions import Session
+from hilrp.app.sessions import Own, Session
 from hilrp.errors import HilrpError, InputError
 from hilrp.explainer import Explainer
 from hilrp.libraries.loaded import Loaded
@@ -42,8 +39,7 @@ class Desk:
         """What a new tab shows: a scene, explained."""
         if session.picture is None:
             session.add(pictures.scene(pictures.FIRST))
-        session.loaded = self.models.get(self.models.first)
-        self.look(session)
+        self.model(session, self.models.first)
 
     def upload(self, session: Session, files: Sequence[Path]) -> list[str]:
         """Adds the pictures in files that were sent, and deletes the files. Returns what is wrong with those that aren't pictures."""
@@ -51,10 +47,12 @@ class Desk:
         for file in files:
             try:
                 session.add(pictures.uploaded(file))
-            except (HilrpError, OSError) as error:
+            except HilrpError as error:
                 problems.append(str(error))
+            except OSError:
+                problems.append(f"{file.name}: it did not arrive whole. Drop it again.")
             finally:
-                discard(file)
+                pictures.discard(file)
         if session.picture is not before:
             self.look(session)
         return problems
@@ -76,45 +74,88 @@ class Desk:
         session.picture = session.pictures[token]
         self.look(session)
 
-    def model(self, session: Session, name: str) -> None:
-        """Another model, with its published weights."""
-        session.loaded, session.checkpoint = self.models.get(name), None
-        self.look(session)
+    def remove(self, session: Session) -> None:
+        """Takes the chosen picture away."""
+        session.remove()
+        if session.picture is None:
+            session.forget_answers()
+        else:
+            self.look(session)
+
+    def model(self, session: Session, name: str | None) -> None:
+        """Another model, with its published weights; or the operator's."""
+        if name in session.own:
+            own = session.own[name]
+            return self.look(session, own.loaded, own.checkpoint, own.classes)
+        loaded = self.models.get(name or "")
+        operators = loaded is self.models.own
+        files = (self.models.checkpoint, self.models.classes) if operators else (None, None)
+        return self.look(session, loaded, *files)
 
     def weights(self, session: Session, name: str, checkpoint: Path, classes: Path | None) -> None:
         """Another model, with weights of the user's own; the files are deleted."""
         try:
             names = None if classes is None else class_names(classes)
-            session.loaded = self.models.fitted(name, checkpoint, names)
-            session.checkpoint = checkpoint.name
+            loaded = self.models.fitted(name, checkpoint, names)
+        except InputError as error:
+            # Where the server keeps files is nobody's business.
+            said = str(error).replace(f"{checkpoint.parent}/", "")
+            raise InputError(said if classes is None else said.replace(f"{classes.parent}/", "")) from error
         finally:
             for file in (checkpoint, classes):
                 if file is not None:
-                    discard(file)
-        self.look(session)
+                    pictures.discard(file)
+        own = Own(loaded, checkpoint.name, None if classes is None else classes.name)
+        session.own = {f"{loaded.name} ({own.checkpoint})": own}  # the last one: they are large
+        self.look(session, loaded, own.checkpoint, own.classes)
 
-    def look(self, session: Session) -> None:
-        """What the model says of the picture; and the explanation of the strongest."""
-        session.forget_answers()
-        loaded, _ = _both(session)
+    def look(
+        self, session: Session, loaded: Loaded | None = None, checkpoint: str | None = None, classes: str | None = None
+    ) -> None:
+        """What the model, or another one, says of the picture; and the explanation of the strongest."""
+        loaded = loaded or session.loaded
+        if loaded is None:
+            raise InputError("There is no model yet. Choose one.")
+        if session.picture is None:
+            raise InputError("There is no picture yet. Drop one, or choose a scene.")
         with self._turn:
-            session.prediction = predict(loaded, _prepared(session))
-        if session.prediction.choices:
-            session.target = session.prediction.choices[0].target
+            prediction = predict(loaded, loaded.batch([session.picture.image]))
+        # All of it at once: what can't be looked at leaves everything as it was.
+        if loaded is not session.loaded:
+            session.loaded, session.checkpoint, session.classes = loaded, checkpoint, classes
+        session.forget_answers()
+        session.prediction = prediction
+        if prediction.choices:
+            session.target = prediction.choices[0].target
             self.explain(session)
+
+    def ask(self, session: Session, **changes: str | None) -> None:
+        """Explains something else; what can't be explained is not kept: else the page would say one thing and show another."""
+        before = {name: getattr(session, name) for name in changes}
+        try:
+            for name, value in changes.items():
+                setattr(session, name, value)
+            self.explain(session)
+        except Exception:
+            for name, value in before.items():
+                setattr(session, name, value)
+            raise
 
     def explain(self, session: Session) -> None:
         """The explanation of what is asked for."""
-        loaded, picture = _both(session)
-        if session.target is None:
-            raise InputError("Nothing is chosen that could be explained. Choose a class.")
-        asked = Asked(session.target, session.against, session.rules, session.reference, session.checkpoint)
-        wanted = Wanted.parse(asked.target, loaded, asked.against)
+        loaded, picture = session.loaded, session.picture
+        if loaded is None or picture is None or session.target is None:
+            raise InputError("There is nothing to explain yet. Choose a picture, a model and a class.")
+        asked = Asked(
+            session.target, session.against, session.rules, session.reference, session.checkpoint, session.classes
+        )
         reference = None
         if asked.reference is not None:
             reference = named(asked.reference, loaded.preprocess.mean, loaded.preprocess.std)
         with self._turn:
-            found = Explainer(wanted.model(loaded), asked.rules, reference).explain(_prepared(session), _target(wanted))
+            wanted = Wanted.parse(asked.target, loaded, asked.against)
+            explainer = Explainer(wanted.model(loaded), asked.rules, reference)
+            found = explainer.explain(loaded.batch([picture.image]), _target(wanted))
         session.keep(Result(on_processor(found), picture, loaded, asked, wanted))
 
     @staticmethod
@@ -132,26 +173,13 @@ class Desk:
         if not names:
             raise InputError("No method is chosen. Tick two or more.")
         assert result.explanation.target is not None
-        session.stop = stop = threading.Event()
-        x = result.explanation.input.to(next(result.loaded.model.parameters()).device)
+        stop = session.stop
+        x = result.explanation.image_of(result.explanation.input).to(result.loaded.device)
         label = int(result.explanation.target[0])
         found: list[Compared] = []
         for each in compare(result.loaded.model, x, label, names, result.truth, stop, lambda: self._turn):
             found.append(each)
             yield found
-
-
-def _both(session: Session) -> tuple[Loaded, pictures.Picture]:
-    if session.picture is None:
-        raise InputError("There is no picture yet. Drop one, or choose a scene.")
-    if session.loaded is None:
-        raise InputError("There is no model yet. Choose one.")
-    return session.loaded, session.picture
-
-
-def _prepared(session: Session) -> Tensor:
-    loaded, picture = _both(session)
-    return loaded.batch([picture.image])
 
 
 def _target(wanted: Wanted) -> Any:
@@ -160,10 +188,3 @@ def _target(wanted: Wanted) -> Any:
     if wanted.against is None or wanted.label is None:
         return wanted.label
     return Contrast(wanted.label, wanted.against)
-
-
-def discard(file: Path) -> None:
-    """Deletes a file that was sent, and the folder that it came in, if that is empty."""
-    file.unlink(missing_ok=True)
-    with suppress(OSError):
-        file.parent.rmdir()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hilrp.errors import InputError, UnavailableError
+from hilrp.errors import InputError
 from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
 from hilrp.names import LIBRARIES, ZOO, is_factory, library
@@ -24,10 +24,13 @@ class Models:
     Attributes:
         device: Where they are put.
         own: The model that `hilrp serve` was started with, whose name may be a function or a folder: whoever starts it may run what he likes.
+        checkpoint, classes: The files that its weights and the names of its classes are from.
     """
 
     device: str = "cpu"
     own: Loaded | None = None
+    checkpoint: str | None = None
+    classes: str | None = None
     _loaded: OrderedDict[str, Loaded] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -37,14 +40,9 @@ class Models:
         return self.own.name if self.own is not None else f"{ZOO}/swin"
 
     def names(self) -> list[str]:
-        """All that can be chosen: the operator's, the zoo, and the published ones, whose weights need a connection."""
-        found = [] if self.own is None else [self.own.name]
-        for each in (ZOO, *LIBRARIES):
-            try:
-                found += [f"{each}/{name}" for name in library(each).trained()]
-            except UnavailableError:  # not installed
-                continue
-        return list(dict.fromkeys(found))
+        """Those that are there: the operator's, and the zoo. Published ones are typed, since their weights have to be fetched."""
+        own = [] if self.own is None else [self.own.name]
+        return list(dict.fromkeys([*own, *(f"{ZOO}/{name}" for name in library(ZOO).trained())]))
 
     def get(self, name: str) -> Loaded:
         """A model with its published weights."""
@@ -66,11 +64,7 @@ class Models:
     def fitted(self, name: str, checkpoint: Path, classes: Sequence[str] | None = None) -> Loaded:
         """A model with weights of somebody's own; not kept here, it is theirs."""
         self._check(name.strip())
-        try:
-            return load(name.strip(), checkpoint, classes, self.device)
-        except InputError as error:
-            # Where the server keeps the file is nobody's business.
-            raise InputError(str(error).replace(str(checkpoint), checkpoint.name)) from error
+        return load(name.strip(), checkpoint, classes, self.device)
 
     @staticmethod
     def _check(name: str) -> None:
@@ -79,6 +73,8 @@ class Models:
             raise InputError(
                 "No model is chosen. Take zoo/swin, or a name of timm, torchvision, transformers or open_clip."
             )
+        if len(name) > 200:
+            raise InputError(f"{name[:40]}...: no model has a name of {len(name)} letters.")
         place = name.partition("/")[2] if name.partition("/")[0] in (ZOO, *LIBRARIES) else name
         if is_factory(name) or any(Path(each).exists() or Path(each).is_absolute() for each in (name, place) if each):
             raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -80,3 +81,10 @@ def scene(index: int) -> Picture:
 def scenes() -> list[tuple[str, int]]:
     """The scenes to choose from: what is on them, and their numbers."""
     return [(f"{i}: {Scenes(seed=0)[i].caption}", i) for i in range(SCENES)]
+
+
+def discard(file: Path) -> None:
+    """Deletes a file that was sent, and the folder that it came in, if that is empty."""
+    file.unlink(missing_ok=True)
+    with suppress(OSError):
+        file.parent.rmdir()

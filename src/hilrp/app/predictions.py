@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hilrp.libraries.loaded import Loaded
-from hilrp.names import ZOO
 from hilrp.targets import logits_of
 
 #: How many are shown.
@@ -64,7 +63,7 @@ def predict(loaded: Loaded, x: Tensor) -> Prediction:
 
 def _classes(loaded: Loaded, logits: Tensor) -> list[Choice]:
     # The zoo's classes are there or not, each by itself; elsewhere one excludes the others.
-    likely = logits.sigmoid() if loaded.name.startswith(f"{ZOO}/") else logits.softmax(0)
+    likely = logits.sigmoid() if loaded.of_zoo else logits.softmax(0)
     best = logits.topk(min(_SHOWN, len(logits)))
     return [
         Choice(str(int(i)), loaded.named(int(i)), f"{float(likely[i]):.1%}, logit {float(value):.2f}", float(likely[i]))
@@ -73,16 +72,14 @@ def _classes(loaded: Loaded, logits: Tensor) -> list[Choice]:
 
 
 def _regions(loaded: Loaded, logits: Tensor, x: Tensor) -> list[Choice]:
-    """The classes that cover most of the picture."""
-    height, width = x.shape[-2:]
-    if loaded.name.startswith(f"{ZOO}/"):
-        area = (logits > 0).float().mean((1, 2))
-    else:
-        area = torch.bincount(logits.argmax(0).flatten(), minlength=len(logits)).float() / logits[0].numel()
+    """The classes that cover most of the picture, each in the box around where it was found."""
+    strongest = logits.argmax(0)
+    there = logits > 0 if loaded.of_zoo else torch.stack([strongest == i for i in range(len(logits))])
+    area = there.float().mean((1, 2))
     best = area.topk(min(_SHOWN, len(area)))
     return [
         Choice(
-            f"region:0,0,{width},{height}:{int(i)}",
+            f"region:{_box(there[i], x)}:{int(i)}",
             loaded.named(int(i)),
             f"{float(part):.1%} of the picture",
             float(part),
@@ -90,6 +87,17 @@ def _regions(loaded: Loaded, logits: Tensor, x: Tensor) -> list[Choice]:
         for part, i in zip(best.values, best.indices, strict=True)
         if part > 0 or i == best.indices[0]
     ]
+
+
+def _box(there: Tensor, x: Tensor) -> str:
+    """Left, top, right and bottom of where something is, in pixels of the input; the whole picture, if it is nowhere."""
+    (rows, columns), (height, width) = there.shape, x.shape[-2:]
+    down, across = there.any(1).nonzero().flatten().tolist(), there.any(0).nonzero().flatten().tolist()
+    if not down:
+        return f"0,0,{width},{height}"
+    top, bottom = down[0] * height // rows, -(-(down[-1] + 1) * height // rows)
+    left, right = across[0] * width // columns, -(-(across[-1] + 1) * width // columns)
+    return f"{left},{top},{right},{bottom}"
 
 
 def _objects(loaded: Loaded, output: Any, logits: Tensor) -> list[Choice]:

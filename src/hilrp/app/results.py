@@ -17,6 +17,7 @@ from hilrp.errors import InputError
 from hilrp.explanation import Explanation
 from hilrp.libraries.loaded import Loaded
 from hilrp.pages.viewer import viewer_page
+from hilrp.references import DEFAULT
 from hilrp.tree import map_tensors
 from hilrp.wanted import Wanted
 
@@ -63,8 +64,13 @@ class Result:
     @property
     def about(self) -> str:
         """Of which picture, with which model and rules."""
-        relative = f", relative to {self.asked.reference}" if self.asked.reference else ""
+        relative = f", relative to {self.reference}" if self.reference else ""
         return f"{self.picture.name}, {self.loaded.name} ({self.loaded.weights}), rules {self.asked.rules}{relative}"
+
+    @property
+    def reference(self) -> str | None:
+        """What relevance is relative to, by name."""
+        return self.asked.reference or (DEFAULT if self.explanation.reference is not None else None)
 
     @property
     def notes(self) -> list[str]:
@@ -75,14 +81,16 @@ class Result:
     @property
     def name(self) -> str:
         """What its files are named by."""
-        parts = (self.picture.name.rpartition(".")[0] or self.picture.name, self.title)
+        stem = self.picture.name.rpartition(".")[0] or self.picture.name
+        how = self.asked.rules if self.reference is None else f"{self.asked.rules}-{self.reference}"
+        parts = (stem, self.title, *([how] if how != "hilrp" else []))
         return "-".join(re.sub(r"[^\w]+", "_", part).strip("_")[:40] or "picture" for part in parts)
 
     @cached_property
     def truth(self) -> Tensor | None:
         """Where the explained object is, ``[H,W]``, where that is known."""
         scene, found = self.picture.scene, self.explanation.target
-        if scene is None or found is None or not self.loaded.classes or self.wanted.target is not None:
+        if scene is None or found is None or not self.loaded.classes or self.loaded.preprocess.mean is None:
             return None
         # A model of somebody's own may have classes of the same numbers.
         names = {thing.name: thing.label for thing in scene.things}
@@ -92,7 +100,7 @@ class Result:
     @property
     def seen(self) -> Tensor | None:
         """What the model saw, ``[1,3,H,W]``."""
-        return self.loaded.preprocess.picture(self.explanation._image(self.explanation.input))
+        return self.loaded.preprocess.picture(self.explanation.image_of(self.explanation.input))
 
     @cached_property
     def outline(self) -> Tensor | None:
@@ -135,7 +143,8 @@ class Result:
             "image_notes": self.notes,
             "explained": self.title,
             "target_words": self.asked.target,
-            "reference": self.asked.reference,
+            "reference": self.reference,
+            "difference_to_reference": None if self.reference is None else self.explanation.ledger.explained.tolist(),
         }
         titles = self.wanted.titles(self.loaded, self.explanation.output, 1)
         with _DRAWING:

@@ -9,7 +9,10 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
+from hilrp.app import LOOPBACK
 from hilrp.app.models import Models
 from hilrp.errors import InputError, UnavailableError
 
@@ -25,6 +28,7 @@ try:
 except ModuleNotFoundError as missing:
     raise UnavailableError(f"{missing.name} is not installed. Install it with: pip install 'hilrp[app]'") from missing
 
+from hilrp.app.actions import Actions
 from hilrp.app.blocks import build
 from hilrp.app.desk import Desk
 from hilrp.app.results import KINDS
@@ -35,24 +39,32 @@ _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
     "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-ancestors 'self'; form-action 'self'; base-uri 'self'"
 )
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 #: Of one file that is sent: checkpoints are large.
 _LARGEST = "4gb"
+#: Open tabs listen for news as long as they are open: this is how many seconds they are waited for.
+_GRACE = 2
+#: Of all that was sent and not yet read, in bytes.
+_TOTAL = 8 * 2**30
 
 
-def make_app(models: Models, host: str = "127.0.0.1") -> FastAPI:
-    """The whole application."""
+def make_app(models: Models, uploads: Path, host: str = "127.0.0.1") -> FastAPI:
+    """The whole application; files are sent to the folder ``uploads``."""
+    os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     sessions = Sessions()
-    blocks = build(Desk(models), sessions)
+    blocks = build(Actions(Desk(models), uploads), sessions)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.sessions = sessions
 
     @app.middleware("http")
     async def guard(request: Request, next_step: Callable[[Request], Awaitable[Response]]) -> Response:
-        # A page of another name that leads here could else read what is shown here.
-        name = (request.headers.get("host") or "").rpartition(":")[0] or request.headers.get("host", "")
-        if host in _LOOPBACK and name.strip("[]") not in (*_LOOPBACK, "testserver"):
+        own, origin = _host(f"//{request.headers.get('host', '')}"), request.headers.get("origin")
+        # Pages of other names that lead here must not read what is shown here, and other pages must not send anything.
+        if host in LOOPBACK and own not in LOOPBACK:
             return PlainTextResponse("This page is for this machine alone.", 403)
+        if origin is not None and _host(origin) != own:
+            return PlainTextResponse("Requests of other pages are not answered.", 403)
+        if request.url.path.endswith("/upload") and _size(uploads) > _TOTAL:
+            return PlainTextResponse("Too much is being sent at once. Try again later.", 413)
         response = await next_step(request)
         response.headers["Content-Security-Policy"] = _POLICY
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -70,7 +82,7 @@ def make_app(models: Models, host: str = "127.0.0.1") -> FastAPI:
         if found is None or kind not in KINDS:
             return _gone()
         headers = {
-            "Content-Disposition": f'attachment; filename="{_ascii(found.name)}.{kind}"',
+            "Content-Disposition": f"attachment; filename=\"{_ascii(found.name)}.{kind}\"; filename*=UTF-8''{quote(found.name)}.{kind}",
             "Cache-Control": "no-store",
         }
         return Response(found.export(kind), media_type=KINDS[kind][0], headers=headers)
@@ -87,7 +99,7 @@ def make_app(models: Models, host: str = "127.0.0.1") -> FastAPI:
         primary_hue="blue", neutral_hue="slate", font=fonts, font_mono=["ui-monospace", "Consolas", "monospace"]
     )
     here = files("hilrp.app")
-    return gr.mount_gradio_app(
+    mounted = gr.mount_gradio_app(
         app,
         blocks,
         path="/",
@@ -103,6 +115,25 @@ def make_app(models: Models, host: str = "127.0.0.1") -> FastAPI:
         pwa=False,
         mcp_server=False,
     )
+    # Gradio checks that the files of a request were sent with it only once a page is launched, which a mounted one never is.
+    blocks.has_launched = True
+    return mounted
+
+
+def _host(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
+
+
+def _size(folder: Path) -> int:
+    """Of all that is in a folder, in bytes; what goes meanwhile doesn't count."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def _gone() -> Response:
@@ -125,15 +156,17 @@ def serve(models: Models, host: str, port: int, ready: Callable[[str], None]) ->
     # Once it is shut down, uvicorn raises again the signal that stopped it; by default SIGTERM would leave no time to clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="hilrp-serve-") as folder, suppress(KeyboardInterrupt):
-        os.environ["GRADIO_TEMP_DIR"] = folder
-        app = make_app(models, host)
-        server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
+        app = make_app(models, Path(folder), host)
+        server = uvicorn.Server(
+            uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=_GRACE)
+        )
         try:
             socket = server.config.bind_socket()
         except SystemExit as error:
             raise InputError(
-                f"--port {port}: {host} can't be listened to there: is something else running? Choose another (--port 0 takes a free one)."
+                f"--host {host} --port {port}: can't be listened to. Is something else running there, or is it not an address of this machine? --port 0 takes a free port."
             ) from error
+        socket.listen()
         number = socket.getsockname()[1]
-        ready(f"http://{'localhost' if host in _LOOPBACK else host}:{number}/")
+        ready(f"http://{'localhost' if host in LOOPBACK else host}:{number}/")
         server.run(sockets=[socket])

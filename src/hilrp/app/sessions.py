@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from hilrp.app.pictures import Picture
+from hilrp.app.pictures import Picture, discard
 from hilrp.app.predictions import Prediction
 from hilrp.app.results import Result
 from hilrp.errors import InputError
@@ -14,6 +15,15 @@ from hilrp.libraries.loaded import Loaded
 
 #: How many pictures and results a tab keeps, and how many tabs are kept; the oldest go first.
 PICTURES, _RESULTS, _TABS = 30, 8, 64
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """A model with weights of somebody's own, and the names of the files that these and its classes' names are from."""
+
+    loaded: Loaded
+    checkpoint: str
+    classes: str | None
 
 
 @dataclass(eq=False)
@@ -24,7 +34,9 @@ class Session:
         pictures: By their tokens.
         picture: The chosen one.
         loaded: The chosen model.
-        checkpoint: The file that its weights are from, where they are somebody's own.
+        checkpoint, classes: The files that its weights and the names of its classes are from, where they are somebody's own.
+        files: Files that were sent and not yet read.
+        own: Models with weights of the user's own, by what they are called on the page.
         prediction: What it says of the picture.
         target, against: What is explained, in the words of `hilrp explain`.
         rules, reference: How.
@@ -37,6 +49,9 @@ class Session:
     picture: Picture | None = None
     loaded: Loaded | None = None
     checkpoint: str | None = None
+    classes: str | None = None
+    files: set[Path] = field(default_factory=set)
+    own: dict[str, Own] = field(default_factory=dict)
     prediction: Prediction | None = None
     target: str | None = None
     against: str | None = None
@@ -50,9 +65,22 @@ class Session:
         """Adds a picture and chooses it."""
         if len(self.pictures) >= PICTURES:
             raise InputError(
-                f"{picture.name}: there are {PICTURES} pictures already. Take some away, or use `hilrp explain` for whole folders."
+                f"{picture.name}: there are {PICTURES} pictures already. Take one away, or use `hilrp explain` for whole folders."
             )
         self.pictures[picture.token] = self.picture = picture
+
+    def remove(self) -> None:
+        """Takes the chosen picture away; the last of the others is chosen instead."""
+        if self.picture is not None:
+            del self.pictures[self.picture.token]
+        self.picture = next(reversed(self.pictures.values()), None)
+
+    def end(self) -> None:
+        """Nobody waits any longer: what runs for it stops, and what was sent is deleted."""
+        self.stop.set()
+        for file in self.files:
+            discard(file)
+        self.files.clear()
 
     def keep(self, result: Result) -> None:
         """Keeps an explanation; the oldest is forgotten."""
@@ -83,16 +111,17 @@ class Sessions:
         with self._lock:
             session = self._open.setdefault(tab, Session())
             self._open.move_to_end(tab)
-            while len(self._open) > _TABS:
-                self._open.popitem(last=False)
-            return session
+            evicted = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - _TABS)]
+        for each in evicted:
+            each.end()
+        return session
 
     def close(self, tab: str) -> None:
         """Forgets a tab and all that it holds."""
         with self._lock:
             session = self._open.pop(tab, None)
         if session is not None:
-            session.stop.set()
+            session.end()
 
     def __len__(self) -> int:
         return len(self._open)

@@ -23,7 +23,9 @@ def comparison_table(
     """One row per method: its map, how well it lies on the object, what it adds up to, what it took."""
     seen = result.seen
     picture = (
-        displayable(result.explanation.input[0].float().numpy()) if seen is None else seen[0].permute(1, 2, 0).numpy()
+        displayable(result.explanation.image_of(result.explanation.input)[0].float().numpy())
+        if seen is None
+        else seen[0].permute(1, 2, 0).numpy()
     )
     measures = list(dict.fromkeys(name for each in found for name in each.figures))
     best = {name: max(each.figures[name] for each in found if name in each.figures) for name in measures}
@@ -33,7 +35,7 @@ def comparison_table(
     rows = "".join(_row(each, picture, measures, best) for each in found)
     known = (
         "Pointing, energy, average precision and IoU are measured on the true object. The best of each is bold."
-        if measures
+        if measures or result.truth is not None
         else "Where the object is isn\u2019t known here, so the maps get no marks; take a scene for that, and a class that is in it."
     )
     more = "Stopped." if stopped else ""
@@ -50,7 +52,10 @@ def _row(each: Compared, picture: np.ndarray, measures: list[str], best: dict[st
     if each.map is None:
         return f'<tr><td>{name}</td><td colspan="{4 + len(measures)}" class="none">{escape(each.error or "")}</td></tr>'
     blended = (255 * np.clip(blend(picture, each.map), 0, 1)).astype(np.uint8)
-    shown = image(Image.fromarray(blended).resize((_SIDE, _SIDE)), f"map of {each.method.title}", quality=88)
+    small = Image.fromarray(blended)
+    scale = _SIDE / max(small.size)
+    small = small.resize((round(scale * small.width), round(scale * small.height)))
+    shown = image(small, f"map of {each.method.title}", quality=88)
     marks = "".join(
         f"<td{' class=best' if each.figures[m] == best[m] else ''}>{each.figures[m]:.2f}</td>"
         if m in each.figures

@@ -41,6 +41,7 @@ def serve(
     """
     try:
         check_device(device)
+        from hilrp.app import LOOPBACK
         from hilrp.app.models import Models
         from hilrp.app.server import serve as run
         from hilrp.loading import class_names, load
@@ -49,12 +50,18 @@ def serve(
             raise HilrpError("--checkpoint and --classes are for the model of --model. Give it, too.")
         names = None if classes is None else class_names(classes)
         own = None if model is None else load(model, checkpoint, names, device)
-        if host not in ("127.0.0.1", "localhost", "::1"):
+        if host not in LOOPBACK:
             errors.print(
                 f"[yellow]note[/]: whoever can reach {escape(host)} can use this page; it has no password.",
                 highlight=False,
             )
-        run(Models(device, own), host, port, lambda address: _ready(address, browser))
+        files = [None if path is None else str(path) for path in (checkpoint, classes)]
+        run(
+            Models(device, own, checkpoint=files[0], classes=files[1]),
+            host,
+            port,
+            lambda address: _ready(address, browser),
+        )
     except HilrpError as error:
         raise fail(error) from None
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+#: What is said of the weights of the zoo's models.
+ZOO_WEIGHTS = "the zoo's own weights"
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """From a picture to what a model takes, and back to what it saw.
@@ -118,15 +122,24 @@ class Loaded:
             raise InputError(
                 f"batch: {self.name} takes pictures as large as they are, and these are of several sizes. Take one at a time."
             )
-        x = torch.stack(made)
-        return x.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
+        return torch.stack(made).to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    @property
+    def of_zoo(self) -> bool:
+        """Whether it is a model of the zoo as it comes, and not one with weights of somebody's own."""
+        return self.name.startswith(f"{ZOO}/") and self.weights == ZOO_WEIGHTS
 
     def notes(self, size: tuple[int, ...], seen: tuple[int, ...]) -> list[str]:
         """What a user should know of a picture, and of what the model saw of it, both as width and height."""
         notes = []
         if min(size) < min(seen):
             notes.append(f"the picture ({size[0]} x {size[1]}) was enlarged")
-        if self.name.startswith(f"{ZOO}/") and tuple(size) != tuple(seen):
+        if self.of_zoo and tuple(size) != tuple(seen):
             notes.append("models of the zoo know the objects of scenes and nothing else")
         return notes
 

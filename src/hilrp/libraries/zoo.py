@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hilrp import checkpoints
 from hilrp.errors import InputError
-from hilrp.libraries.loaded import Loaded, Preprocess, Texts
+from hilrp.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts
 from hilrp.libraries.recipe import Recipe, images
 from hilrp.scenes import CLASSES
 from hilrp.texts import ImageTower, ZeroShot
@@ -93,7 +93,7 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     """A model of the zoo with its own weights, or those of a checkpoint; two towers as a zero-shot classifier."""
     preprocess = Preprocess(_preprocess, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     if checkpoint is None:
-        made, weights = model(name), "the zoo's own weights"
+        made, weights = model(name), ZOO_WEIGHTS
     else:
         made = checkpoints.fitted(_architecture(name).make, checkpoints.read(checkpoint), name, checkpoint)
         weights = f"weights of {Path(checkpoint).name}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from hilrp.explanation import Explanation
-from hilrp.plotting import shares
+from hilrp.plotting import AGAINST, FOR, shares
 
-_FOR, _AGAINST, _WHOLE = "#b2182b", "#2166ac", "#555f6b"
+_WHOLE = "#555f6b"
 _ROW, _NAMES, _BARS, _ENDS = 26, 190, 520, 80
 
 
@@ -17,7 +17,7 @@ def waterfall(explanation: Explanation, sample: int = 0) -> str:
     score = float(explanation.ledger.score[sample])
     bars, start = [], 0.0
     for name, value in parts:
-        bars.append((name, start, start + value, value, _FOR if value >= 0 else _AGAINST))
+        bars.append((name, start, start + value, value, FOR if value >= 0 else AGAINST))
         start += value
     bars.append(("score", 0.0, score, score, _WHOLE))
     low, high = min(0.0, *(min(b[1:3]) for b in bars)), max(0.0, *(max(b[1:3]) for b in bars))

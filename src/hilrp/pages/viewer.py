@@ -110,7 +110,7 @@ def viewer_page(
 
 
 def _image(explanation: Explanation) -> np.ndarray:
-    found: np.ndarray = explanation._image(explanation.input)[0].detach().float().cpu().numpy()
+    found: np.ndarray = explanation.image_of(explanation.input)[0].detach().float().cpu().numpy()
     return found
 
 

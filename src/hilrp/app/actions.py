@@ -1,0 +1,89 @@
+"""What each part of the page does to a session, in plain values: no word of Gradio here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hilrp.app.desk import Desk
+from hilrp.app.sessions import Session
+from hilrp.errors import InputError
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What can be done on the page.
+
+    Attributes:
+        desk: Who does it.
+        uploads: The folder that files are sent to: no other file is touched, whatever a request says.
+    """
+
+    desk: Desk
+    uploads: Path
+
+    def sent(self, path: str) -> Path:
+        """The path of a file that was sent."""
+        found = Path(path).resolve()
+        if not found.is_relative_to(self.uploads.resolve()):
+            raise InputError(f"{found.name}: it was not sent from this page. Drop it on the page.")
+        return found
+
+    def upload(self, session: Session, files: list[str] | None) -> list[str]:
+        """Pictures were dropped."""
+        return self.desk.upload(session, [self.sent(file) for file in files or ()])
+
+    def note(self, session: Session, file: str | None) -> None:
+        """A file was dropped that is read later; if it never is, it goes with the tab."""
+        if file is not None:
+            session.files.add(self.sent(file))
+
+    def weights(self, session: Session, name: str | None, checkpoint: str | None, classes: str | None) -> None:
+        """Weights of somebody's own are to be loaded."""
+        if checkpoint is None:
+            raise InputError("There is no checkpoint yet. Drop a file with the weights.")
+        files = [self.sent(file) for file in (checkpoint, classes) if file is not None]
+        session.files -= set(files)
+        self.desk.weights(session, name or "", files[0], files[1] if len(files) > 1 else None)
+
+    def predicted(self, session: Session, target: str) -> None:
+        """One of the predictions was clicked."""
+        self.desk.ask(session, target=target, against=None)
+
+    def label(self, session: Session, text: str | None) -> None:
+        """A class was chosen by name."""
+        if session.loaded is None or session.prediction is None or not text:
+            return
+        index, kind = session.loaded.index(str(text)), session.prediction.kind
+        target = str(index)
+        if kind == "regions":
+            place = (session.target or "").split(":")[1]
+            target = f"region:{place}:{index}"
+        elif kind == "objects":
+            target = f"detection:{session.loaded.named(index)}"
+        self.desk.ask(session, target=target, against=None)
+
+    def against(self, session: Session, text: str | None) -> None:
+        """A class to contrast with was chosen; or none."""
+        if session.loaded is not None:
+            self.desk.ask(session, against=str(session.loaded.index(str(text))) if text else None)
+
+    def region(self, session: Session, box: str) -> None:
+        """A rectangle was drawn or typed."""
+        numbers = re.findall(r"[0-9.]+", box)
+        if len(numbers) != 4 or not re.fullmatch(r"\s*([0-9.]+[\s,]*){4}", box):
+            raise InputError(f"region {box!r}: give left, top, right and bottom in pixels: 20, 20, 60, 70.")
+        label = (session.target or "").rpartition(":")[2]
+        self.desk.ask(session, target=f"region:{','.join(numbers)}:{label}", against=None)
+
+    def caption(self, session: Session, text: str) -> None:
+        """A caption was typed."""
+        self.desk.ask(session, target=f"text:{text}", against=None)
+
+    def rules(self, session: Session, rules: str, reference: str | None) -> None:
+        """Other rules or another reference were chosen."""
+        try:
+            self.desk.ask(session, rules=rules, reference=reference or None)
+        except InputError as error:
+            raise InputError(f"Rules {rules} relative to {reference or 'nothing'}: {error}") from error
