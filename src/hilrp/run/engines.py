@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -30,20 +31,21 @@ def choose(workers: int | None, address: str | None) -> str:
 
 def local(job: Job, pieces: Sequence[Piece]) -> Iterator[Done]:
     """In this process."""
-    return Worker(job).run(pieces)
+    yield from Worker(job).run(pieces)
 
 
 class _Actor:
     """A worker in a process of its own; it writes what it finds, and tells how many."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self._worker = Worker(Job(**job))
+    #: Of the class that is made for a run: it travels with it, also to an actor that is started again.
+    job: Job
+
+    def __init__(self) -> None:
+        self._worker = Worker(self.job)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        pieces = [
-            Piece(*map(int, each))
-            for each in zip(batch["number"], batch["offset"], batch["count"], batch["first"], strict=True)
-        ]
+        columns = zip(*(batch[name] for name in ("number", "offset", "count", "first")), strict=True)
+        pieces = [Piece(*map(int, each)) for each in columns]
         for piece in pieces:
             if self._worker.store.done(piece):  # by an actor that ended before it could tell
                 yield {"number": [piece.number], "images": [piece.count], "failed": [0]}
@@ -54,27 +56,24 @@ class _Actor:
 def on_ray(job: Job, pieces: Sequence[Piece], workers: int, address: str | None) -> Iterator[Done]:
     """On actors of Ray, on this machine or a cluster; an actor that is killed is started again, and its pieces with it."""
     import ray
+    import ray.data
 
-    job = replace(job, models=tuple(job.models))
-    ray.init(
-        address=address, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True, logging_level="ERROR"
-    )
+    for name in [each for each in logging.root.manager.loggerDict if each.partition(".")[0] == "ray"]:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.max_errored_blocks = 0
-    gpus = 1 if job.device.startswith("cuda") else 0
+    gpus = 1 if job.device.startswith("cuda") else None
     cpus = 1.0 if address is not None or gpus else max(0.5, (os.cpu_count() or 1) / workers)
     try:
-        data = ray.data.from_items([asdict(piece) for piece in pieces], override_num_blocks=-(-len(pieces) // _GIVEN))
+        blocks = -(-len(pieces) // _GIVEN)
+        data = ray.data.from_items([asdict(piece) for piece in pieces], override_num_blocks=blocks)
         found = data.map_batches(
-            _Actor,
-            fn_constructor_args=(asdict(job),),
+            type("Worker", (_Actor,), {"job": job}),
             batch_size=_GIVEN,
-            concurrency=workers,
+            concurrency=min(workers, blocks),
             num_cpus=cpus,
-            num_gpus=gpus or None,
-            max_restarts=-1,
-            max_task_retries=-1,
+            num_gpus=gpus,
         )
         for row in found.iter_rows():
             yield Done(**{name: int(value) for name, value in row.items()})

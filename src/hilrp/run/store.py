@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from hilrp.run.items import Item
 
 #: What results depend on besides hilrp.
 _PACKAGES = ("torch", "timm", "numpy", "pillow")
-#: What an interrupted run left half-written is removed when it is this old, in seconds: a run beside this one may be writing.
-_STALE = 3600
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Store:
         """Writes the list of items and the manifest, or checks that those that are there are the same. Returns the manifest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "rows").mkdir(exist_ok=True)
-        fresh = self.folder / f"items.jsonl.{uuid.uuid4().hex[:8]}.part"
+        fresh = _partial(self._items)
         try:
             digest, count = hashlib.sha256(), 0
             with fresh.open("wb") as file:
@@ -157,23 +154,26 @@ class Store:
             (self.folder / "attempts" / piece.name).unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        for path in self.folder.rglob("*.part"):
-            try:
-                if time.time() - path.stat().st_mtime > _STALE:
-                    path.unlink()
-            except OSError:  # another run's, and done just now
-                continue
+        """Removes what processes of this machine left half-written when they were killed."""
+        for path in self.folder.rglob(f"*.{platform.node()}~*.part"):
+            if not Path(f"/proc/{path.name.split('~')[-2]}").exists() and Path("/proc/self").exists():
+                path.unlink(missing_ok=True)
 
 
 def write(path: Path, content: bytes) -> None:
     """Writes a file that appears whole; two who write the same don't meet."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
+    own = _partial(path)
     try:
         own.write_bytes(content)
         own.replace(path)
     finally:
         own.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    """A name beside a file's own, with the machine and the process that writes it."""
+    return path.with_name(f"{path.name}.{platform.node()}~{os.getpid()}~{uuid.uuid4().hex[:8]}.part")
 
 
 def versions() -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""Runs that are killed: workers, drivers, and everything at once. What is there in the end is what an undisturbed run writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from hilrp.run.results import Results
+from hilrp.run.store import Store
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+COUNT, PIECE = 96, 8
+PATIENCE = 240
+
+
+class Run:
+    """A run in processes of its own, which carry a mark to be found by."""
+
+    def __init__(self, out: Path, *options: str) -> None:
+        self.out, self.mark = out, uuid.uuid4().hex
+        command = [sys.executable, "-m", "hilrp", "run", "--data", f"scenes:4:{COUNT}", "--model", "zoo/vit"]
+        command += ["--piece", str(PIECE), "--batch", "4", "-o", str(out), *options]
+        env = os.environ | {"HILRP_MARK": self.mark, "OMP_NUM_THREADS": "1"}
+        self.log = out.with_suffix(".log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+
+    def written(self) -> int:
+        return len(list((self.out / "rows").glob("part-*.parquet"))) if (self.out / "rows").is_dir() else 0
+
+    def wait_for(self, pieces: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while self.written() < pieces:
+            assert time.monotonic() < deadline, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+
+    def processes(self, what: Callable[[str], bool] = lambda _: True) -> list[int]:
+        """Those that carry the mark and whose command fits."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                marked = f"HILRP_MARK={self.mark}".encode() in (folder / "environ").read_bytes()
+                if marked and what((folder / "cmdline").read_bytes().decode(errors="replace")):
+                    found.append(int(folder.name))
+            except OSError:  # ended meanwhile
+                continue
+        return found
+
+    def kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> list[dict]:
+    run = Run(tmp_path_factory.mktemp("undisturbed") / "out")
+    assert run.end() == 0, run.log.read_text()
+    return rows(run.out)
+
+
+def rows(out: Path) -> list[dict]:
+    return [row for table in Results.of([out]).tables() for row in table.to_pylist()]
+
+
+def test_the_driver_is_killed_again_and_again(undisturbed, tmp_path):
+    """Wherever it is: before the first piece, between pieces, in the midst of one."""
+    out = tmp_path / "out"
+    for pieces in (0, 2, 5):
+        run = Run(out)
+        run.wait_for(pieces)
+        time.sleep(0.03 * pieces)
+        run.kill([run.process.pid])
+        assert run.end() == -signal.SIGKILL
+    store = Store(out)
+    assert 5 <= sum(store.done(piece) for piece in store.pieces()) < COUNT // PIECE
+    last = Run(out)
+    assert last.end() == 0, last.log.read_text()
+    assert rows(out) == undisturbed
+    assert list(out.rglob("*.part")) == []
+    assert list((out / "attempts").iterdir()) == []
+
+
+@needs_ray
+def test_a_worker_is_killed(undisturbed, tmp_path):
+    """Ray starts another; the run ends as if nothing had been."""
+    run = Run(tmp_path / "out", "--workers", "2")
+    run.wait_for(2)
+    workers = run.processes(lambda command: command.startswith("ray::") and "MapWorker" in command)
+    assert len(workers) == 2
+    run.kill(workers[:1])
+    assert run.end() == 0, run.log.read_text()
+    assert rows(run.out) == undisturbed
+
+
+@needs_ray
+def test_everything_is_killed(undisturbed, tmp_path):
+    run = Run(tmp_path / "out", "--workers", "2")
+    run.wait_for(3)
+    run.kill(run.processes())
+    run.end()
+    assert Run.written(run) < COUNT // PIECE
+    again = Run(tmp_path / "out")
+    assert again.end() == 0, again.log.read_text()
+    assert rows(run.out) == undisturbed
