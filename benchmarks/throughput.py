@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,6 @@ from hilrp.run import engines
 from hilrp.run.items import find
 from hilrp.run.store import Store
 from hilrp.run.worker import Job, Worker
-
-PIECE = 32
 
 
 def make():
@@ -48,9 +47,9 @@ def pictures(folder: Path, count: int) -> None:
         Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(folder / f"{i:05d}.jpg", quality=90)
 
 
-def store_for(out: Path, data: Path) -> Store:
+def store_for(out: Path, data: Path, piece: int) -> Store:
     store = Store(out)
-    store.begin(find(str(data)), {"data": str(data), "maps": "none"}, PIECE, None)
+    store.begin(find(str(data)), {"data": str(data), "maps": "none"}, piece, None)
     return store
 
 
@@ -69,6 +68,16 @@ def bare(worker: Worker, images: int) -> float:
     return -(-images // job.batch) * job.batch / (time.perf_counter() - start)
 
 
+def prepared(worker: Worker, store: Store) -> float:
+    """Images per second that are read, decoded and preprocessed, and nothing else."""
+    start, count = time.perf_counter(), 0
+    with ThreadPoolExecutor(worker.job.readers) as pool:
+        for _ in worker._ahead(pool, store.pieces()):
+            count += 1
+    store.settle(store.pieces())
+    return count / (time.perf_counter() - start)
+
+
 def rate(done) -> float:
     """Images per second after the first piece."""
     times, counts = [], []
@@ -78,11 +87,10 @@ def rate(done) -> float:
     return sum(counts[1:]) / (times[-1] - times[0])
 
 
-def written(out: Path) -> float:
+def written(out: Path, workers: int, piece: int) -> float:
     """Images per second by when the files of pieces appeared, after each worker's first."""
     times = sorted(path.stat().st_mtime for path in (out / "rows").glob("*.parquet"))
-    first = 2 if len(times) > 8 else 1
-    return PIECE * (len(times) - first) / (times[-1] - times[first - 1])
+    return piece * (len(times) - workers) / (times[-1] - times[workers - 1])
 
 
 def main() -> None:
@@ -91,6 +99,7 @@ def main() -> None:
     parser.add_argument("--model", default="vit_tiny_patch16_224")
     parser.add_argument("--images", type=int, default=192)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--piece", type=int, default=32, help="images that are written together; by default 256")
     parser.add_argument("--workers", type=int, default=0, help="also measure one and so many workers of Ray")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -107,9 +116,9 @@ def main() -> None:
         def job(out: str) -> Job:
             return Job(str(Path(folder) / out), ("throughput:make",), ("hilrp",), batch=chosen.batch, device=chosen.device, threads=threads, readers=readers)  # fmt: skip
 
-        store = store_for(Path(folder) / "one", data)
+        store = store_for(Path(folder) / "one", data, chosen.piece)
         worker = Worker(job("one"))
-        alone = bare(worker, chosen.images)
+        alone, ahead = bare(worker, chosen.images), prepared(worker, store)
         one = rate(worker.run(store.pieces()))
         again = bare(worker, chosen.images)
         alone = (alone + again) / 2
@@ -124,14 +133,15 @@ def main() -> None:
             "bytes per row": size,
         }
         for count in (1, chosen.workers) if chosen.workers else ():
-            store = store_for(Path(folder) / f"ray{count}", data)
+            store = store_for(Path(folder) / f"ray{count}", data, chosen.piece)
             list(engines.on_ray(job(f"ray{count}"), store.pieces(), count, None))
-            found[f"{count} workers"] = written(store.folder)
+            found[f"{count} workers"] = written(store.folder, count, chosen.piece)
     print(
         f"torch {torch.__version__}, {chosen.model}, {chosen.device}, batch {chosen.batch}, {chosen.images} images, {cores} cores, {found['threads']} threads of torch per worker\n"
     )
     print("| | images / s | relative | added per image |\n|---|---|---|---|")
     print(f"| bare loop | {alone:.1f} | 1 | |")
+    print(f"| reading and preparing alone | {ahead:.1f} | {ahead / alone:.2f} of the bare loop | |")
     print(
         f"| hilrp run, this process | {one:.1f} | {one / alone:.2f} of the bare loop | {1000 * (1 / one - 1 / alone):.2f} ms |"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def schema(maps: bool) -> Any:
         ("target", pa.int32()), ("target_name", pa.string()), ("score", pa.float64()),
         ("pixels", pa.float64()), ("pixel_share", pa.float64()), ("ledger", pa.map_(pa.string(), pa.float64())), ("residual", pa.float64()), ("verdict", pa.string()),
         ("energy", pa.float64()), ("area", pa.float64()), ("pointing", pa.float64()), ("entropy", pa.float64()),
-        ("grid", pa.list_(pa.float16(), GRID * GRID)),
+        ("grid", pa.binary(2 * GRID * GRID)),
     ]  # fmt: skip
     return pa.schema(columns + (_MAP(pa) if maps else []))
 
@@ -59,43 +60,45 @@ def encoded(rows: Sequence[Row], columns: Any) -> bytes:
 
 def figures(relevance: Tensor, masks: Tensor | None) -> list[Row]:
     """What maps ``[B,H,W]`` say, by themselves and beside the places of objects, ``[B,H,W]`` with zeros where none is known."""
-    maps = relevance.detach().float().cpu()
+    maps = relevance.detach().float()
     positive = maps.clamp(min=0)
     total = positive.flatten(1).sum(1)
     part = positive.flatten(1) / total.where(total > 0, torch.ones_like(total))[:, None]
     # One for a map that is the same everywhere, zero for one that is a single pixel.
-    entropy = -(part * part.clamp(min=1e-30).log()).sum(1) / np.log(part.shape[1])
+    entropy = -(part * part.clamp(min=1e-30).log()).sum(1) / math.log(part.shape[1])
     grid = F.adaptive_avg_pool2d(positive[:, None], GRID)[:, 0]
     whole = grid.flatten(1).sum(1)
     grid = grid.flatten(1) / whole.where(whole > 0, torch.ones_like(whole))[:, None]
-    found: list[Row] = [
-        {"entropy": float(e), "grid": np.asarray(g, dtype=np.float16)} for e, g in zip(entropy, grid, strict=True)
-    ]
-    if masks is None:
-        return found
-    inside = masks.bool().cpu()
-    measured = zip(energy(maps, inside), pointing(maps, inside), inside.flatten(1).float().mean(1), strict=True)
-    for row, mask, (held, hit, area) in zip(found, inside, measured, strict=True):
-        if bool(mask.any()):
-            row |= {"energy": float(held), "pointing": float(hit), "area": float(area)}
+    columns = {"entropy": entropy.tolist()}
+    if masks is not None:
+        inside = masks.to(maps.device).bool()
+        columns |= {"energy": energy(maps, inside).tolist(), "pointing": pointing(maps, inside).tolist()}
+        columns |= {"area": inside.flatten(1).float().mean(1).tolist()}
+    found: list[Row] = [{"grid": each.tobytes()} for each in grid.half().cpu().numpy()]
+    for i, row in enumerate(found):
+        known = ("entropy",) if masks is None or not columns["area"][i] else columns
+        row |= {name: columns[name][i] for name in known}
     return found
 
 
 def books(found: Explanation) -> list[Row]:
     """What the ledger says of each sample."""
     ledger = found.ledger
+    columns = {"score": ledger.score, "pixels": ledger.pixels, "pixel_share": ledger.share, "residual": ledger.residual}
+    # As a whole: a GPU is asked for each number else.
+    plain = {name: value.tolist() for name, value in columns.items()}
     entries = {name: value.tolist() for name, value in ledger.entries.items()}
     return [
-        {
-            "score": float(ledger.score[i]),
-            "pixels": float(ledger.pixels[i]),
-            "pixel_share": float(ledger.share[i]),
-            "ledger": [(name, values[i]) for name, values in entries.items()],
-            "residual": float(ledger.residual[i]),
-            "verdict": str(verdict),
-        }
+        {name: values[i] for name, values in plain.items()}
+        | {"ledger": [(name, values[i]) for name, values in entries.items()], "verdict": str(verdict)}
         for i, verdict in enumerate(found.verdicts)
     ]
+
+
+def grid_of(row: Row) -> np.ndarray:
+    """The coarse map of a row, ``[16,16]``: the part of the positive relevance that each cell holds."""
+    found: np.ndarray = np.frombuffer(row["grid"], np.float16).reshape(GRID, GRID).astype(np.float64)
+    return found
 
 
 def map_of(relevance: Tensor) -> Row:

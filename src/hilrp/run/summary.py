@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hilrp.run.results import Results
-from hilrp.run.rows import GRID
+from hilrp.run.rows import GRID, grid_of
 
 #: A class is judged from this many images on.
 ENOUGH = 10
@@ -161,7 +161,7 @@ def _add(group: Group, row: dict[str, Any]) -> None:
     if row["verdict"] is not None:
         group.verdicts[row["verdict"]] += 1
     found = group.classes.setdefault(row["target"], Class(row["target_name"]))
-    grid = np.array(row["grid"], dtype=np.float64).reshape(GRID, GRID)
+    grid = grid_of(row)
     held = places(grid)
     found.count += 1
     found.grid += grid
@@ -245,6 +245,6 @@ def _find_unusual(group: Group, results: Results) -> None:
             continue
         for row in table.to_pylist():
             if row["number"] in wanted and (row["model"], row["method"]) == (group.model, group.method):
-                grid = np.array(row["grid"], dtype=np.float64).reshape(GRID, GRID)
+                grid = grid_of(row)
                 found[row["number"]] = Shown(row["number"], row["id"], row["target_name"], wanted[row["number"]], grid)
     group.unusual = [found[group.seen[i][0]] for i in chosen]

@@ -21,6 +21,7 @@ from hilrp.bench.methods import Method
 from hilrp.bench.methods import find as find_method
 from hilrp.errors import HilrpError
 from hilrp.explainer import Explainer
+from hilrp.explanation import Explanation
 from hilrp.images import read
 from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
@@ -82,6 +83,16 @@ class _Prepared:
     error: str | None = None
 
 
+@dataclass
+class _Batch:
+    """Images that are explained together, as each model takes them, where they are alike."""
+
+    piece: Piece
+    images: list[tuple[int, _Prepared]] = field(default_factory=list)
+    inputs: list[Tensor | None] = field(default_factory=list)
+    last: bool = False
+
+
 def split_name(name: str) -> tuple[str, str | None]:
     """A model and its checkpoint."""
     model, _, checkpoint = name.partition("@")
@@ -99,13 +110,57 @@ class Worker:
         self.models = [(name, load(*split_name(name), device=job.device)) for name in job.models]
         self.methods = [find_method(name) for name in job.methods]
         self._explainers: dict[tuple[str, str], Explainer] = {}
+        self._stream = torch.cuda.Stream(job.device) if job.device.startswith("cuda") else None
 
     def run(self, pieces: Iterable[Piece]) -> Iterator[Done]:
         """Explains pieces; yields each once it is written."""
         todo = (piece for piece in pieces if not self.store.done(piece))
-        with ThreadPoolExecutor(self.job.readers) as pool:
-            for piece, found in groupby(self._ahead(pool, todo), key=lambda pair: pair[0]):
-                yield self._piece(piece, (prepared for _, prepared in found))
+        with ThreadPoolExecutor(self.job.readers) as pool, ThreadPoolExecutor(1) as assembler:
+            made: list[Row] = []
+            waiting: Future[_Batch] | None = None
+            for batch in self._batches(self._ahead(pool, todo)):
+                # While one batch is explained, the next is put together and brought to the device.
+                ready, waiting = waiting, assembler.submit(self._assembled, batch)
+                if ready is not None:
+                    yield from self._finished(ready.result(), made)
+            if waiting is not None:
+                yield from self._finished(waiting.result(), made)
+
+    def _batches(self, found: Iterator[tuple[Piece, _Prepared]]) -> Iterator[_Batch]:
+        """Batches of images of one piece each, so that what is explained together doesn't depend on what was done before."""
+        for piece, group in groupby(found, key=lambda pair: pair[0]):
+            batch = _Batch(piece)
+            for number, (_, prepared) in enumerate(group, piece.first):
+                if len(batch.images) == self.job.batch:
+                    yield batch
+                    batch = _Batch(piece)
+                batch.images.append((number, prepared))
+            batch.last = True
+            yield batch
+
+    def _assembled(self, batch: _Batch) -> _Batch:
+        good = [prepared for _, prepared in batch.images if prepared.error is None]
+        for place in range(len(self.models)):
+            parts = [prepared.inputs[place] for prepared in good]
+            alike = len({part.shape for part in parts}) == 1
+            batch.inputs.append(self._brought(torch.stack(parts)) if alike else None)
+        return batch
+
+    def _brought(self, x: Tensor) -> Tensor:
+        """The inputs on the device; on a GPU beside what it computes, not after it."""
+        if self._stream is None:
+            return x.to(self.job.device)
+        with torch.cuda.stream(self._stream):
+            moved = x.pin_memory().to(self.job.device, non_blocking=True)
+        self._stream.synchronize()
+        return moved
+
+    def _finished(self, batch: _Batch, made: list[Row]) -> Iterator[Done]:
+        """Explains a batch; the last of a piece ends it."""
+        made += self._explain(batch)
+        if batch.last:
+            yield self._write(batch.piece, made)
+            made.clear()
 
     def _ahead(self, pool: ThreadPoolExecutor, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, _Prepared]]:
         """The images of pieces, in order, some batches of them prepared ahead."""
@@ -161,15 +216,7 @@ class Worker:
             return np.asarray(read(mask)[0].convert("L")) > 200
         return box_mask(image.size, item["boxes"]) if item.get("boxes") else None
 
-    def _piece(self, piece: Piece, found: Iterable[_Prepared]) -> Done:
-        made: list[Row] = []
-        batch: list[tuple[int, _Prepared]] = []
-        for number, prepared in enumerate(found, piece.first):
-            batch.append((number, prepared))
-            if len(batch) == self.job.batch:
-                made += self._batch(batch)
-                batch = []
-        made += self._batch(batch)
+    def _write(self, piece: Piece, made: list[Row]) -> Done:
         made.sort(key=lambda row: row["number"])
         failed = len({row["number"] for row in made if row.get("error")})
         if self.job.maps == "files":
@@ -178,32 +225,34 @@ class Worker:
         self.store.settle([piece])
         return Done(piece.number, piece.count, failed)
 
-    def _batch(self, batch: list[tuple[int, _Prepared]]) -> list[Row]:
+    def _explain(self, batch: _Batch) -> list[Row]:
         made: list[Row] = []
-        good = [(number, prepared) for number, prepared in batch if prepared.error is None]
-        for number, prepared in batch:
+        good = [(number, prepared) for number, prepared in batch.images if prepared.error is None]
+        for number, prepared in batch.images:
             if prepared.error is not None:
                 rest = {"number": number, "id": prepared.item["id"], "error": prepared.error}
                 made += [rest | {"model": m, "method": x} for m in self.job.models for x in self.job.methods]
-        for place in range(len(self.models)):
-            made += self._explained(place, good)
+        for place, x in enumerate(batch.inputs):
+            made += self._explained(place, good, x)
         return made
 
-    def _explained(self, place: int, batch: list[tuple[int, _Prepared]]) -> list[Row]:
+    def _explained(self, place: int, images: list[tuple[int, _Prepared]], x: Tensor | None) -> list[Row]:
         """The rows of one model; images whose form differs are explained by themselves, and so are those of a batch that fails."""
-        if not batch:
+        if not images:
             return []
         name, loaded = self.models[place]
-        common = [self._known(number, prepared, name, loaded) for number, prepared in batch]
-        try:
-            x = torch.stack([prepared.inputs[place] for _, prepared in batch]).to(self.job.device)
-            masks = self._stacked([prepared.masks[place] for _, prepared in batch])
-            return self._rows(name, loaded, x, masks, common)
-        except Exception as error:  # models are anybody's, too
-            if len(batch) == 1:
-                said = str(error) if isinstance(error, HilrpError) else f"{type(error).__name__}: {error}"
-                return [common[0] | {"method": method, "error": said} for method in self.job.methods]
-        return [row for single in batch for row in self._explained(place, [single])]
+        if x is None and len(images) == 1:
+            x = images[0][1].inputs[place][None].to(self.job.device)
+        if x is not None:
+            common = [self._known(number, prepared, name, loaded) for number, prepared in images]
+            try:
+                masks = self._stacked([prepared.masks[place] for _, prepared in images])
+                return self._rows(name, loaded, x, masks, common)
+            except Exception as error:  # models are anybody's, too
+                if len(images) == 1:
+                    said = str(error) if isinstance(error, HilrpError) else f"{type(error).__name__}: {error}"
+                    return [common[0] | {"method": method, "error": said} for method in self.job.methods]
+        return [row for single in images for row in self._explained(place, [single], None)]
 
     @staticmethod
     def _stacked(masks: list[Tensor | None]) -> Tensor | None:
@@ -222,45 +271,63 @@ class Worker:
         }  # fmt: skip
 
     def _rows(self, name: str, loaded: Loaded, x: Tensor, masks: Tensor | None, common: list[Row]) -> list[Row]:
-        with torch.no_grad():
-            logits = logits_of(loaded.model(x)).float()
+        target = self._labels(name, common, x) if self.job.target == "label" else None
+        explained: dict[str, Explanation] = {}
+        leading = next((method for method in self.methods if _explains(method)), None)
+        if leading is not None:
+            # It runs the model anyway, and says what that predicts.
+            explained[leading.name] = found = self._explainer(name, loaded, leading, x).explain(x, target, batch="auto")
+            logits = logits_of(found.output).detach().float()
+        else:
+            with torch.no_grad():
+                logits = logits_of(loaded.model(x)).float()
         predicted, sure = logits.argmax(1), logits.softmax(1).amax(1)
-        target = predicted
-        if self.job.target == "label":
-            missing = [row["id"] for row in common if row["label"] is None]
-            if missing:
-                raise HilrpError(f"{missing[0]}: no label that {name} knows as a class. Use --target prediction.")
-            target = torch.tensor([row["label"] for row in common], device=x.device)
+        target = predicted if target is None else target
         for row, p, s, t in zip(common, predicted.tolist(), sure.tolist(), target.tolist(), strict=True):
             row |= {"prediction": p, "prediction_name": loaded.named(p), "confidence": s}
             row |= {"target": t, "target_name": loaded.named(t)}
         made: list[Row] = []
         for method in self.methods:
-            maps, own = self._attributed(name, loaded, method, x, target, logits)
+            if _explains(method) and method.name not in explained:
+                explained[method.name] = self._explainer(name, loaded, method, x).explain(x, target, batch="auto")
+            if method.name in explained:
+                maps, own = explained[method.name].map, rows.books(explained[method.name])
+            else:
+                maps = method(loaded.model, x, target)
+                own = _sums(method, maps, logits.gather(1, target[:, None])[:, 0])
             said = rows.figures(maps, masks)
             for i, row in enumerate(common):
                 one = row | {"method": method.name} | own[i] | said[i]
                 made.append(one | (rows.map_of(maps[i]) if self.job.maps != "none" else {}))
         return made
 
-    def _attributed(
-        self, name: str, loaded: Loaded, method: Method, x: Tensor, target: Tensor, logits: Tensor
-    ) -> tuple[Tensor, list[Row]]:
-        """Maps, and what is known of their sums."""
-        if method.rules is not None and not method.options:
-            key = name, method.name
-            if key not in self._explainers:
-                graph = x.device.type == "cuda"
-                self._explainers[key] = Explainer(loaded.model, method.rules, stages=None, compile=graph)
-            found = self._explainers[key].explain(x, target, batch="auto")
-            return found.map, rows.books(found)
-        maps = method(loaded.model, x, target)
-        score = logits.gather(1, target[:, None])[:, 0].tolist()
-        sums = maps.flatten(1).sum(1).tolist()
-        return maps, [
-            {"score": s, "pixels": total, "pixel_share": total / s if method.signed and s else None}
-            for s, total in zip(score, sums, strict=True)
-        ]
+    def _labels(self, name: str, common: list[Row], x: Tensor) -> Tensor:
+        missing = [row["id"] for row in common if row["label"] is None]
+        if missing:
+            raise HilrpError(f"{missing[0]}: no label that {name} knows as a class. Use --target prediction.")
+        return torch.tensor([row["label"] for row in common], device=x.device)
+
+    def _explainer(self, name: str, loaded: Loaded, method: Method, x: Tensor) -> Explainer:
+        key = name, method.name
+        if key not in self._explainers:
+            assert method.rules is not None
+            graph = x.device.type == "cuda"
+            self._explainers[key] = Explainer(loaded.model, method.rules, stages=None, compile=graph)
+        return self._explainers[key]
+
+
+def _explains(method: Method) -> bool:
+    """Whether it is a preset of rules as it is, whose books can be kept."""
+    return method.rules is not None and not method.options
+
+
+def _sums(method: Method, maps: Tensor, scores: Tensor) -> list[Row]:
+    """What maps without books add up to."""
+    sums = maps.flatten(1).sum(1).tolist()
+    return [
+        {"score": score, "pixels": total, "pixel_share": total / score if method.signed and score else None}
+        for score, total in zip(scores.tolist(), sums, strict=True)
+    ]
 
 
 def label_index(loaded: Loaded, label: Any) -> int | None:
