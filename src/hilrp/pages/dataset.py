@@ -23,7 +23,7 @@ from hilrp.verdicts import Verdict
 
 _SIDE = 132
 _STYLE = """
-.row { display: flex; flex-wrap: wrap; gap: 14px; } .shown { width: 150px; font-size: 12.5px; line-height: 1.35; overflow-wrap: anywhere; } .shown img { border-radius: 7px; margin-bottom: 3px; }
+.row { display: flex; flex-wrap: wrap; gap: 14px; } .shown { width: 150px; font-size: 12.5px; line-height: 1.35; overflow-wrap: anywhere; } .shown img { border-radius: 7px; border: 1px solid var(--line); margin-bottom: 3px; }
 .suspect { border-left: 4px solid #c00020; } .suspect .row { margin-top: 8px; }
 .stack { display: flex; height: 20px; border-radius: 6px; overflow: hidden; max-width: 760px; background: #eef0f3; } .stack span { display: block; }
 table.classes td, table.classes th { padding: 4px 14px 4px 0; font-variant-numeric: tabular-nums; } table.classes img { border-radius: 5px; }
@@ -56,16 +56,21 @@ def dataset_page(results: Results, groups: Sequence[Group]) -> str:
 def _suspicion(groups: Sequence[Group], thumbnails: _Thumbnails) -> str:
     cards = []
     for group in groups:
-        for suspect in group.suspects:
-            own = next(c for c in group.classes.values() if c.name == suspect.name)
+        for name in dict.fromkeys(suspect.name for suspect in group.suspects):
+            own = next(c for c in group.classes.values() if c.name == name)
             shown = "".join(thumbnails.card(group, each) for each in own.examples)
+            why = "".join(f"<p>{escape(_sentence(s.why))}</p>" for s in group.suspects if s.name == name)
             cards.append(
-                f'<div class="card suspect"><b>{escape(suspect.name)}</b> <span class="soft">{escape(suspect.model)}, {escape(suspect.method)}; {escape(suspect.kind)}</span>'
-                f'<p>{escape(suspect.why.capitalize())}.</p><div class="row"><div class="shown">{_heat(own)}<b>mean map</b></div>{shown}</div></div>'
+                f'<div class="card suspect"><b>{escape(name)}</b> <span class="soft">{escape(group.model)}, {escape(group.method)}</span>'
+                f'{why}<div class="row"><div class="shown">{_heat(own)}<b>mean map</b></div>{shown}</div></div>'
             )
     if not cards:
         return "<h2>Suspected shortcuts</h2><p>None: no class has its evidence in the same place of most images, or mostly outside its objects.</p>"
     return f"<h2>Suspected shortcuts</h2><p>Classes that seem to rest on something else than their object. Look at the images before you believe it, or before you trust the model.</p>{''.join(cards)}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _group(group: Group, thumbnails: _Thumbnails) -> list[str]:

@@ -205,7 +205,7 @@ def _suspects(group: Group) -> list[Suspect]:
             )
             found.append(Suspect(group.model, group.method, each.name, "a constant place", why))
         if typical is not None and each.energy and np.mean(each.energy) < 0.5 * typical:
-            why = f"{np.mean(each.energy):.0%} of the evidence lies on the object, over {len(each.energy)} images; of the classes' median it is {typical:.0%}"
+            why = f"{np.mean(each.energy):.0%} of the evidence lies on the object, over {len(each.energy)} images; in the median class it is {typical:.0%}"
             found.append(Suspect(group.model, group.method, each.name, "outside the object", why))
     return found
 
