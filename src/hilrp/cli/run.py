@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,11 +23,12 @@ def run(
         str,
         typer.Option(
             help="A folder of images (one folder per class, or index.json with boxes or masks), webdataset .tar shards, .parquet files with the images' bytes (files, folders or globs), "
-            "hub:NAME (a Hugging Face data set) or scenes:SEED:COUNT."
+            "hub:NAME (a Hugging Face data set), scenes:SEED:COUNT, or tagged:SEED:COUNT (with a planted shortcut)."
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the results; a run that was stopped goes on there.")
+        Path,
+        typer.Option("--out", "--output", "-o", help="Folder for the results; a run that was stopped goes on there."),
     ],
     model: Annotated[
         list[str] | None,
@@ -50,12 +52,19 @@ def run(
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once. Default: 16, on a GPU 64.")] = None,
     piece: Annotated[int, typer.Option(min=1, help="Images that are written together, as one file.")] = 256,
+    boxes: Annotated[
+        str,
+        typer.Option(help="How boxes are given: xyxy (left, top, right, bottom) or xywh (left, top, width, height)."),
+    ] = "xyxy",
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Do pieces again that have rows with an error.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
     """Explains a data set: one row of Parquet for each image, model and method.
 
-    Killed at any moment, the same command goes on where it was. An image that can't be read becomes a row with an error. The exit status is 1 if there are such.
+    Killed at any moment, the same command goes on where it was. An image that can't be read becomes a row with an error; the exit status is 1 if there are such, 2 if the run can't begin, 130 if you stop it. Columns: docs/run.md.
 
     \b
     hilrp run --data photos/ --model resnet50 -o out/photos
@@ -66,33 +75,43 @@ def run(
     from hilrp.run.store import Store, share_of
 
     try:
-        check_device(device)
-        job, settings = _job(data, model or ["zoo/swin"], methods, target, maps, batch, device, output, split)
+        if address is None:
+            check_device(device)
+        job, settings = _job(data, model or ["zoo/swin"], methods, target, maps, batch, device, output, split, boxes)
         count = engines.workers_for(device, workers)
-        engine = engines.choose(count, address)
+        engine = engines.choose(count, address, device)
         store = Store(output)
         make_folder(output)
         manifest = _begin(store, data, split, settings, piece, limit)
         pieces = list(share_of(store.pieces(), _shard(shard)))
+        if retry_failed:
+            for each in store.failures(pieces):
+                store.rows(each).unlink()
         todo = [each for each in pieces if not store.done(each)]
         store.settle(todo)
         done = (
             engines.local(job, todo) if engine == "local" else engines.on_ray(_shared(job, count), todo, count, address)
         )
-        found = _watch(done, pieces, todo) if todo else []
+        if todo:
+            _watch(done, pieces, todo)
+        failures = Counter(error for each in store.failures(pieces).values() for error in each)
+        failed = sum(failures.values())
     except HilrpError as error:
         raise fail(error) from None
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on here", highlight=False)
         raise typer.Exit(130) from None
-    images, failed = sum(each.count for each in pieces), sum(each.failed for each in found)
+    images = sum(each.count for each in pieces)
     if json:
         print_json(
             {"images": images, "before": images - sum(e.count for e in todo), "failed": failed, "manifest": manifest}
         )
     else:
+        said = f", {failed} of them with an error (--retry-failed does them again)" if failed else ""
+        for why, often in failures.most_common(3):
+            errors.print(f"{often} x {escape(why)}", highlight=False, soft_wrap=True)
         console.print(
-            f"{images} images are explained, {failed} of them in this run with an error. Rows: {escape(str(output / 'rows'))}",
+            f"{images} images are done{said}. Rows: {escape(str(output / 'rows'))}",
             soft_wrap=True,
             highlight=False,
         )
@@ -111,11 +130,13 @@ def _job(
     device: str,
     output: Path,
     split: str | None,
+    boxes: str,
 ) -> tuple[Any, dict[str, Any]]:
     """What is asked, checked before anything is written; and all that results depend on."""
     from hilrp.bench.methods import find
     from hilrp.checkpoints import fingerprint
     from hilrp.loading import load
+    from hilrp.rules import Rules
     from hilrp.run.worker import Job, split_name
 
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
@@ -127,6 +148,8 @@ def _job(
         raise InputError(f"--target {target}: choose prediction or label.")
     if maps not in ("none", "column", "files"):
         raise InputError(f"--maps {maps}: choose none, column or files.")
+    if boxes not in ("xyxy", "xywh"):
+        raise InputError(f"--boxes {boxes}: choose xyxy or xywh.")
     kind = device.partition(":")[0]
     size = batch or (64 if kind == "cuda" else 16)
     checksums = {}
@@ -134,11 +157,12 @@ def _job(
         loaded = load(*split_name(model))
         checksums[model] = fingerprint(loaded.model)
         del loaded
+    rules = {name: vars(Rules.named(found.rules)) for name in names if (found := find(name)).rules is not None}
     settings = {
-        "data": data, "split": split, "models": checksums, "methods": list(names), "target": target, "maps": maps, "batch": size, "device": kind,
+        "data": data, "split": split, "models": checksums, "methods": list(names), "rules": rules, "boxes": boxes, "target": target, "maps": maps, "batch": size, "device": kind,
     }  # fmt: skip
     return Job(
-        str(output.resolve()), tuple(checksums), names, target, maps, size, device, readers=_readers(1)
+        str(output.resolve()), tuple(checksums), names, target, maps, size, device, readers=_readers(1), boxes=boxes
     ), settings
 
 
@@ -162,7 +186,7 @@ def _begin(
     from hilrp.run.items import find
 
     with errors.status("looking at the data set"):
-        found: dict[str, Any] = store.begin(find(data, split), settings, piece, limit)
+        found: dict[str, Any] = store.begin(find(data, split, store.folder), settings, piece, limit)
     return found
 
 
@@ -173,26 +197,28 @@ def _shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _watch(done: Any, pieces: list[Any], todo: list[Any]) -> list[Any]:
-    """Shows progress; returns what was done."""
+def _watch(done: Any, pieces: list[Any], todo: list[Any]) -> None:
+    """Runs it, and shows progress."""
     columns = (
         TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[failures]}"),
     )  # fmt: skip
-    found = []
-    with Progress(*columns, console=errors, transient=True) as progress:
+    images = failed = 0
+    # Pieces may take minutes: the estimate must not forget the last one before the next is there.
+    with Progress(*columns, console=errors, transient=True, speed_estimate_period=3600) as progress:
         total = sum(piece.count for piece in pieces)
         task = progress.add_task("", total=total, completed=total - sum(p.count for p in todo), rate="", failures="")
         for each in done:
-            found.append(each)
-            images, failed = sum(e.images for e in found), sum(e.failed for e in found)
-            elapsed = progress.tasks[0].elapsed or 1.0
-            progress.update(
-                task,
-                advance=each.images,
-                rate=f"{images / elapsed:.1f} images/s",
-                failures=f"{failed} failed" if failed else "",
-            )
-    return found
+            images, failed = images + each.images, failed + each.failed
+            rate = images / (progress.tasks[0].elapsed or 1.0)
+            said = f"{failed} failed" if failed else ""
+            progress.update(task, advance=each.images, rate=f"{rate:.1f} images/s", failures=said)
+            if not errors.is_terminal:  # a log, where no bar is drawn
+                before = total - sum(p.count for p in todo)
+                left = (total - before - images) / rate if rate else 0.0
+                errors.print(
+                    f"{before + images} of {total} images, {rate:.1f} per second, {left / 60:.0f} minutes left {said}".rstrip(),
+                    highlight=False,
+                )
 
 
 @app.command()
@@ -224,7 +250,7 @@ def summary(
 ) -> None:
     """A page about a data set: verdicts, classes with little evidence in the object, suspected shortcuts, unusual explanations.
 
-    The exit status is 1 if a class is suspected to rest on a shortcut.
+    Classes are judged from ten images on. The exit status is 1 if one is suspected to rest on a shortcut, and 2 if there is nothing to read.
     """
     from hilrp.pages.dataset import dataset_page
     from hilrp.run.results import Results
@@ -239,11 +265,16 @@ def summary(
     except (HilrpError, OSError) as error:
         raise fail(error) from None
     suspects = [each for group in found for each in group.suspects]
+    missing = sum(piece.count for piece in results.missing)
     if json:
         print_json([group.facts() for group in found])
     else:
         for each in suspects:
             console.print(f"[yellow]suspect[/]: {escape(each.said)}", highlight=False, soft_wrap=True)
+        if missing:
+            console.print(f"{missing} images are not explained yet, or in folders of other shards: name these, too.")
+        if not any(group.judged for group in found):
+            console.print("No class has enough images to be judged.")
         console.print(f"Look at {escape(str(path))}", soft_wrap=True, highlight=False)
     if suspects:
         raise typer.Exit(1)

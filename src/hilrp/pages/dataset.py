@@ -17,7 +17,8 @@ from hilrp.pages.parts import badge, image, meanings, page
 from hilrp.plotting import blend, coloured
 from hilrp.run.items import Reader, arrow
 from hilrp.run.results import Results
-from hilrp.run.summary import Class, Group, Shown
+from hilrp.run.rows import whole_map
+from hilrp.run.summary import ENOUGH, Class, Group, Shown
 from hilrp.run.worker import split_name
 from hilrp.verdicts import Verdict
 
@@ -56,17 +57,24 @@ def dataset_page(results: Results, groups: Sequence[Group]) -> str:
 def _suspicion(groups: Sequence[Group], thumbnails: _Thumbnails) -> str:
     cards = []
     for group in groups:
-        for name in dict.fromkeys(suspect.name for suspect in group.suspects):
-            own = next(c for c in group.classes.values() if c.name == name)
+        for index in dict.fromkeys(suspect.index for suspect in group.suspects):
+            own = group.classes[index]
             shown = "".join(thumbnails.card(group, each) for each in own.examples)
-            why = "".join(f"<p>{escape(_sentence(s.why))}</p>" for s in group.suspects if s.name == name)
+            why = "".join(f"<p>{escape(_sentence(s.why))}</p>" for s in group.suspects if s.index == index)
             cards.append(
-                f'<div class="card suspect"><b>{escape(name)}</b> <span class="soft">{escape(group.model)}, {escape(group.method)}</span>'
+                f'<div class="card suspect"><b>{escape(own.name)}</b> <span class="soft">{escape(group.model)}, {escape(group.method)}</span>'
                 f'{why}<div class="row"><div class="shown">{_heat(own)}<b>mean map</b></div>{shown}</div></div>'
             )
+    judged = "".join(
+        f"<p class=soft>{escape(group.model)}, {escape(group.method)}: {group.judged} of {len(group.classes)} classes have {ENOUGH} images or more, and are judged by where their evidence lies; "
+        f"{group.placed} of them by their objects, too, whose places are known.</p>"
+        for group in groups
+    )
+    if not any(group.judged for group in groups):
+        return f"<h2>Suspected shortcuts</h2><p><b>Not judged:</b> no class has {ENOUGH} images that could be explained.</p>{judged}"
     if not cards:
-        return "<h2>Suspected shortcuts</h2><p>None: no class has its evidence in the same place of most images, or mostly outside its objects.</p>"
-    return f"<h2>Suspected shortcuts</h2><p>Classes that seem to rest on something else than their object. Look at the images before you believe it, or before you trust the model.</p>{''.join(cards)}"
+        return f"<h2>Suspected shortcuts</h2><p>None: of the classes that are judged, none has its evidence in the same place of most images, or mostly outside its objects.</p>{judged}"
+    return f"<h2>Suspected shortcuts</h2><p>Classes that seem to rest on something else than their object. Look at the images before you believe it, or before you trust the model.</p>{judged}{''.join(cards)}"
 
 
 def _sentence(text: str) -> str:
@@ -106,18 +114,19 @@ def _classes(group: Group) -> str:
     """Those with the least evidence in their objects first; without truth, the most frequent."""
 
     def order(each: Class) -> tuple[float, int]:
-        return (float(np.mean(each.excess)) if each.excess else np.inf, -each.count)
+        return (np.inf if each.excess is None else each.excess, -each.count)
 
     rows = []
     for each in sorted(group.classes.values(), key=order)[:_CLASSES]:
-        on_object = f"{np.mean(each.energy):.0%}" if each.energy else "–"
+        on_object = "–" if each.on_object is None else f"{each.on_object:.0%}"
         right = f"{each.right / each.labelled:.0%}" if each.labelled else "–"
+        covered = f"{each.area / each.known:.0%}" if each.known else "–"
         rows.append(
-            f"<tr><td>{_heat(each, 56)}</td><td>{escape(each.name)}</td><td>{each.count}</td><td>{right}</td><td>{on_object}</td></tr>"
+            f"<tr><td>{_heat(each, 56)}</td><td>{escape(each.name)}</td><td>{each.count}</td><td>{right}</td><td>{on_object}</td><td>{covered}</td></tr>"
         )
     more = f"<p>{len(group.classes) - _CLASSES} more.</p>" if len(group.classes) > _CLASSES else ""
-    head = "<tr><th>mean map</th><th>explained class</th><th>images</th><th>prediction right</th><th>evidence on the object</th></tr>"
-    return f'<h3>Classes</h3><p class="soft">Those with the least evidence on their objects first. Mean map: where the evidence for the class lies, over all its images.</p><table class="classes">{head}{"".join(rows)}</table>{more}'
+    head = "<tr><th>mean map</th><th>explained class</th><th>images</th><th>prediction right</th><th>evidence on the object</th><th>picture covered by it</th></tr>"
+    return f'<h3>Classes</h3><p class="soft">Those whose objects hold the least evidence, relative to the part of the picture that they cover, first. Mean map: where the evidence for the class lies, over all its images.</p><table class="classes">{head}{"".join(rows)}</table>{more}'
 
 
 def _heat(each: Class, side: int = _SIDE) -> str:
@@ -177,14 +186,11 @@ class _Thumbnails:
         if path is None:
             return each.grid
         if path not in self._maps:
-            columns = ["number", "model", "method", "map_height", "map_width", "map"]
+            columns = ["number", "model", "method", "map_height", "map_width", "map_scale", "map"]
             self._maps = {path: arrow("pyarrow.parquet").read_table(path, columns=columns).to_pylist()}
         row = next(
             r
             for r in self._maps[path]
             if (r["number"], r["model"], r["method"]) == (each.number, group.model, group.method)
         )
-        found: np.ndarray = (
-            np.frombuffer(row["map"], np.float16).reshape(row["map_height"], row["map_width"]).astype(np.float64)
-        )
-        return found
+        return whole_map(row)

@@ -19,9 +19,15 @@ from hilrp.run.worker import Done, Job, Worker
 _GIVEN = 2
 
 
-def choose(workers: int | None, address: str | None) -> str:
+def choose(workers: int | None, address: str | None, device: str = "cpu") -> str:
     """``"ray"`` where several workers, a cluster or several GPUs are wanted; else ``"local"``, in this process."""
     several = (workers or 1) > 1 or address is not None
+    if several and device.startswith("cuda:"):
+        raise InputError(f"--device {device} with several workers: each sees one GPU of its own. Write --device cuda.")
+    if several and address is None and device == "cuda" and (workers or 1) > torch.cuda.device_count():
+        raise InputError(
+            f"--workers {workers} --device cuda: there are {torch.cuda.device_count()} GPUs, one for each worker."
+        )
     if several and importlib.util.find_spec("ray") is None:
         raise UnavailableError(
             "several workers need Ray, which is not installed. Install it with: pip install 'hilrp[scale]'; or run with one worker, and several runs beside each other with --shard."
@@ -60,7 +66,12 @@ def on_ray(job: Job, pieces: Sequence[Piece], workers: int, address: str | None)
 
     for name in [each for each in logging.root.manager.loggerDict if each.partition(".")[0] == "ray"]:
         logging.getLogger(name).setLevel(logging.ERROR)
-    ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        # Without an address it is this machine's own, whatever cluster the environment names.
+        options = {} if address is not None else {"include_dashboard": False}
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(f"--address {address}: no Ray cluster answers there ({error}).") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     gpus = 1 if job.device.startswith("cuda") else None

@@ -27,26 +27,32 @@ def schema(maps: bool) -> Any:
     pa = arrow("pyarrow")
     columns = [
         ("number", pa.int64()), ("id", pa.string()), ("model", pa.string()), ("method", pa.string()), ("error", pa.string()), ("notes", pa.list_(pa.string())),
-        ("width", pa.int32()), ("height", pa.int32()), ("label", pa.int32()), ("label_name", pa.string()),
+        ("width", pa.int32()), ("height", pa.int32()), ("label", pa.int64()), ("label_name", pa.string()),
         ("prediction", pa.int32()), ("prediction_name", pa.string()), ("confidence", pa.float64()),
         ("target", pa.int32()), ("target_name", pa.string()), ("score", pa.float64()),
         ("pixels", pa.float64()), ("pixel_share", pa.float64()), ("ledger", pa.map_(pa.string(), pa.float64())), ("residual", pa.float64()), ("verdict", pa.string()),
         ("energy", pa.float64()), ("area", pa.float64()), ("pointing", pa.float64()), ("entropy", pa.float64()),
         ("grid", pa.binary(2 * GRID * GRID)),
     ]  # fmt: skip
-    return pa.schema(columns + (_MAP(pa) if maps else []))
+    return pa.schema(columns + (_map_columns(pa) if maps else []))
 
 
 def map_schema() -> Any:
     """The columns of files with maps alone."""
     pa = arrow("pyarrow")
     return pa.schema(
-        [("number", pa.int64()), ("id", pa.string()), ("model", pa.string()), ("method", pa.string()), *_MAP(pa)]
+        [
+            ("number", pa.int64()),
+            ("id", pa.string()),
+            ("model", pa.string()),
+            ("method", pa.string()),
+            *_map_columns(pa),
+        ]
     )
 
 
-def _MAP(pa: Any) -> list[tuple[str, Any]]:
-    return [("map_height", pa.int32()), ("map_width", pa.int32()), ("map", pa.binary())]
+def _map_columns(pa: Any) -> list[tuple[str, Any]]:
+    return [("map_height", pa.int32()), ("map_width", pa.int32()), ("map_scale", pa.float32()), ("map", pa.binary())]
 
 
 def encoded(rows: Sequence[Row], columns: Any) -> bytes:
@@ -102,6 +108,14 @@ def grid_of(row: Row) -> np.ndarray:
 
 
 def map_of(relevance: Tensor) -> Row:
-    """A map ``[H,W]`` in half precision. Scaled by nothing: what underflows is less than six millionths of a hundredth."""
-    values = relevance.detach().float().cpu().numpy().astype(np.float16)
-    return {"map_height": values.shape[0], "map_width": values.shape[1], "map": values.tobytes()}
+    """A map ``[H,W]`` in half precision, relative to its largest value, the scale."""
+    values = relevance.detach().float().cpu().numpy()
+    scale = float(np.abs(values).max()) or 1.0
+    half = (values / scale).astype(np.float16)
+    return {"map_height": half.shape[0], "map_width": half.shape[1], "map_scale": scale, "map": half.tobytes()}
+
+
+def whole_map(row: Row) -> np.ndarray:
+    """The map of a row, ``[H,W]``."""
+    found: np.ndarray = np.frombuffer(row["map"], np.float16).reshape(row["map_height"], row["map_width"])
+    return found.astype(np.float64) * row["map_scale"]

@@ -16,11 +16,10 @@ from typing import Any
 
 import hilrp
 from hilrp.errors import InputError
-from hilrp.files import write_whole
-from hilrp.run.items import Item
+from hilrp.run.items import Item, arrow
 
 #: What results depend on besides hilrp.
-_PACKAGES = ("torch", "timm", "numpy", "pillow")
+_PACKAGES = ("torch", "torchvision", "timm", "transformers", "open_clip_torch", "captum", "grad-cam", "numpy", "pillow")
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,21 @@ class Store:
     folder: Path
 
     @property
-    def _items(self) -> Path:
-        return self.folder / "items.jsonl"
-
-    @property
     def _manifest(self) -> Path:
         return self.folder / "manifest.json"
 
+    def _list(self, manifest: dict[str, Any]) -> Path:
+        """The list of items that a manifest is of."""
+        return self.folder / f"items-{manifest['items_sha256'][:16]}.jsonl"
+
     def begin(self, items: Iterable[Item], settings: dict[str, Any], size: int, limit: int | None) -> dict[str, Any]:
-        """Writes the list of items and the manifest, or checks that those that are there are the same. Returns the manifest."""
+        """Writes the list of items and the manifest, or checks that those that are there are the same. Returns the manifest.
+
+        Several may begin at once in one folder: the first to write the manifest wins, and all others have to fit it.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "rows").mkdir(exist_ok=True)
-        fresh = _partial(self._items)
+        fresh, own = _partial(self.folder / "items.jsonl"), _partial(self._manifest)
         try:
             digest, count = hashlib.sha256(), 0
             with fresh.open("wb") as file:
@@ -74,17 +76,20 @@ class Store:
                     count += 1
             if not count:
                 raise InputError(f"--data {settings['data']}: there is no image in it.")
-            wanted = json.loads(
-                json.dumps(settings | {"images": count, "items_sha256": digest.hexdigest(), "piece": size} | versions())
-            )
+            facts = settings | {"images": count, "items_sha256": digest.hexdigest(), "piece": size} | versions()
+            wanted: dict[str, Any] = json.loads(json.dumps(facts))
             if self._manifest.exists():
                 self._compare(wanted)
             else:
-                fresh.replace(self._items)
-                text = json.dumps(wanted, indent=1)
-                write_whole(self._manifest, lambda file: file.write(text.encode()))
+                fresh.replace(self._list(wanted))
+                own.write_text(json.dumps(wanted, indent=1))
+                try:
+                    os.link(own, self._manifest)
+                except FileExistsError:
+                    self._compare(wanted)
         finally:
             fresh.unlink(missing_ok=True)
+            own.unlink(missing_ok=True)
         self._sweep()
         return wanted
 
@@ -92,6 +97,8 @@ class Store:
         found = self.manifest()
         other = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
         if other:
+            if self._list(wanted) != self._list(found):
+                self._list(wanted).unlink(missing_ok=True)
             lines = "; ".join(
                 f"{name}: {_short(found.get(name))} there, {_short(wanted.get(name))} now" for name in other
             )
@@ -104,15 +111,18 @@ class Store:
         try:
             found: dict[str, Any] = json.loads(self._manifest.read_text())
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.folder}: there is no run of `hilrp run` in it ({error}).") from error
+            raise InputError(
+                f"{self.folder}: there is no run of `hilrp run` in it. Give the folder that was its --out."
+            ) from error
         return found
 
     def pieces(self) -> list[Piece]:
         """All pieces, in order."""
-        size = self.manifest()["piece"]
+        manifest = self.manifest()
+        size = manifest["piece"]
         pieces: list[Piece] = []
         offset = start = count = 0
-        with self._items.open("rb") as file:
+        with self._list(manifest).open("rb") as file:
             for line in file:
                 count += 1
                 offset += len(line)
@@ -123,7 +133,7 @@ class Store:
 
     def items(self, piece: Piece) -> list[Item]:
         """The items of a piece."""
-        with self._items.open("rb") as file:
+        with self._list(self.manifest()).open("rb") as file:
             file.seek(piece.offset)
             return [json.loads(line) for line in islice(file, piece.count)]
 
@@ -136,17 +146,36 @@ class Store:
         return self.folder / "maps" / f"{piece.name}.parquet"
 
     def done(self, piece: Piece) -> bool:
-        """Whether all of a piece is there: its rows are written last."""
-        return self.rows(piece).is_file()
+        """Whether all of a piece is there: its rows are written last. A file that was cut short since doesn't count."""
+        try:
+            with self.rows(piece).open("rb") as file:
+                file.seek(-4, os.SEEK_END)
+                return file.read() == b"PAR1"
+        except OSError:
+            return False
 
-    def attempt(self, piece: Piece) -> int:
-        """Notes that a piece is begun; returns how often that was before without an end, in this run."""
+    def failures(self, pieces: Sequence[Piece]) -> dict[Piece, list[str]]:
+        """What went wrong with each image of pieces that have rows with an error."""
+        parquet, found = arrow("pyarrow.parquet"), {}
+        for piece in filter(self.done, pieces):
+            table = parquet.read_table(self.rows(piece), columns=["number", "error"])
+            rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+            failed = {number: error for number, error in rows if error is not None}
+            if failed:
+                found[piece] = list(failed.values())
+        return found
+
+    def attempts(self, piece: Piece) -> int:
+        """How often a piece was begun without an end, in this run."""
+        path = self.folder / "attempts" / piece.name
+        return path.stat().st_size if path.exists() else 0
+
+    def attempt(self, piece: Piece) -> None:
+        """Notes that a piece is begun."""
         path = self.folder / "attempts" / piece.name
         path.parent.mkdir(exist_ok=True)
         with path.open("ab") as file:
-            before = file.tell()
             file.write(b".")
-        return before
 
     def settle(self, pieces: Sequence[Piece]) -> None:
         """Forgets attempts: they came to an end, or were those of an earlier run."""
@@ -165,7 +194,10 @@ def write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     own = _partial(path)
     try:
-        own.write_bytes(content)
+        with own.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # what has its name must be there, also after a power cut
         own.replace(path)
     finally:
         own.unlink(missing_ok=True)

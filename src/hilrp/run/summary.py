@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ ENOUGH = 10
 SHOWN = 8
 #: A place is a window of so many cells a side, and it matters in an image if it holds this part of the evidence for the class.
 _WINDOW, _HELD = 3, 0.5
+#: A place that is given tells something if it covers no more than this part of the picture.
+_TELLING = 0.9
 #: It is suspect if it matters in this part of a class's images, and so many times as often as in those of others.
 _OFTEN, _TIMES = 0.5, 3.0
 
@@ -50,6 +53,7 @@ class Suspect:
 
     model: str
     method: str
+    index: int
     name: str
     kind: str
     why: str
@@ -69,8 +73,9 @@ class Class:
         count: How many images.
         right: How many of those with a label have this one.
         labelled: How many have a label.
-        energy: The parts of the evidence that lie on the object, where that is known.
-        excess: The same, less the part of the picture that the object covers.
+        known: How many have an object whose place is known.
+        energy: The sum of the parts of the evidence that lie on the object.
+        area: The sum of the parts of the pictures that the objects cover.
         grid: The sum of the coarse maps.
         often: In how many images each place matters.
         examples: The first images.
@@ -80,11 +85,22 @@ class Class:
     count: int = 0
     right: int = 0
     labelled: int = 0
-    energy: list[float] = field(default_factory=list)
-    excess: list[float] = field(default_factory=list)
+    known: int = 0
+    energy: float = 0.0
+    area: float = 0.0
     grid: Array = field(default_factory=lambda: np.zeros((GRID, GRID)))
     often: Array = field(default_factory=lambda: np.zeros((GRID - _WINDOW + 1,) * 2))
     examples: list[Shown] = field(default_factory=list)
+
+    @property
+    def on_object(self) -> float | None:
+        """The mean part of the evidence that lies on the object, where that is known."""
+        return self.energy / self.known if self.known else None
+
+    @property
+    def excess(self) -> float | None:
+        """The same, less the mean part of the picture that the object covers."""
+        return (self.energy - self.area) / self.known if self.known else None
 
     @property
     def mean(self) -> Array:
@@ -104,9 +120,11 @@ class Group:
     failed: int = 0
     classes: dict[int, Class] = field(default_factory=dict)
     least: list[tuple[float, Shown]] = field(default_factory=list)
-    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in _UNUSUAL})
-    seen: list[tuple[int, str, str]] = field(default_factory=list)
+    values: dict[str, array[float]] = field(default_factory=lambda: {name: array("f") for name in _UNUSUAL})
+    seen: array[int] = field(default_factory=lambda: array("q"))
     unusual: list[Shown] = field(default_factory=list)
+    judged: int = 0
+    placed: int = 0
     suspects: list[Suspect] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
@@ -117,12 +135,14 @@ class Group:
             "images": self.count,
             "failed": self.failed,
             "verdicts": dict(self.verdicts),
+            "classes_judged": self.judged,
+            "classes_judged_by_their_objects": self.placed,
             "classes": [
                 {
                     "name": c.name,
                     "images": c.count,
                     "right": c.right / c.labelled if c.labelled else None,
-                    "energy": float(np.mean(c.energy)) if c.energy else None,
+                    "energy": c.on_object,
                 }
                 for c in self.classes.values()
             ],
@@ -171,15 +191,17 @@ def _add(group: Group, row: dict[str, Any]) -> None:
         found.right += row["label"] == row["prediction"]
     if len(found.examples) < 3:
         found.examples.append(Shown(row["number"], row["id"], row["target_name"], "", grid))
-    if row["energy"] is not None:
-        excess = row["energy"] - row["area"]
-        found.energy.append(row["energy"])
-        found.excess.append(excess)
+    # A box around everything holds all evidence, wherever that is.
+    if row["energy"] is not None and row["area"] <= _TELLING:
+        found.known += 1
+        found.energy += row["energy"]
+        found.area += row["area"]
         said = f"{row['energy']:.0%} of the evidence on the object, which covers {row['area']:.0%} of the picture"
-        group.least.append((excess, Shown(row["number"], row["id"], row["target_name"], said, grid)))
+        shown = Shown(row["number"], row["id"], row["target_name"], said, grid)
+        group.least.append((row["energy"] - row["area"], shown))
         if len(group.least) > 20 * SHOWN:
             group.least = sorted(group.least, key=lambda pair: pair[0])[:SHOWN]
-    group.seen.append((row["number"], row["id"], row["target_name"]))
+    group.seen.append(row["number"])
     for name, value in (("entropy", row["entropy"]), ("pixel_share", row["pixel_share"]), ("peak", float(held.max()))):
         group.values[name].append(np.nan if value is None else value)
 
@@ -188,11 +210,13 @@ def _suspects(group: Group) -> list[Suspect]:
     found = []
     group.least = sorted(group.least, key=lambda pair: pair[0])[:SHOWN]
     judged = [c for c in group.classes.values() if c.count >= ENOUGH]
+    group.judged, group.placed = len(judged), sum(c.known >= ENOUGH for c in judged)
     often = sum((c.often for c in group.classes.values()), np.zeros_like(places(np.zeros((GRID, GRID)))))
-    typical = (
-        float(np.median([np.mean(c.energy) for c in judged if c.energy])) if any(c.energy for c in judged) else None
-    )
-    for each in judged:
+    known = [c.on_object for c in judged if c.on_object is not None]
+    typical = float(np.median(known)) if known else None
+    for index, each in group.classes.items():
+        if each.count < ENOUGH:
+            continue
         others = group.count - each.count
         rest = (often - each.often) / max(1, others)
         part = each.often / each.count
@@ -203,10 +227,10 @@ def _suspects(group: Group) -> list[Suspect]:
                 f"in {part[row, column]:.0%} of {each.count} images {_where(int(row), int(column))} holds half of the evidence for it or more, "
                 f"in those of other classes in {rest[row, column]:.0%}"
             )
-            found.append(Suspect(group.model, group.method, each.name, "a constant place", why))
-        if typical is not None and each.energy and np.mean(each.energy) < 0.5 * typical:
-            why = f"{np.mean(each.energy):.0%} of the evidence lies on the object, over {len(each.energy)} images; in the median class it is {typical:.0%}"
-            found.append(Suspect(group.model, group.method, each.name, "outside the object", why))
+            found.append(Suspect(group.model, group.method, index, each.name, "a constant place", why))
+        if typical is not None and each.on_object is not None and each.on_object < 0.5 * typical:
+            why = f"{each.on_object:.0%} of the evidence lies on the object, over {each.known} images; in the median class it is {typical:.0%}"
+            found.append(Suspect(group.model, group.method, index, each.name, "outside the object", why))
     return found
 
 
@@ -235,7 +259,7 @@ def _find_unusual(group: Group, results: Results) -> None:
         for i in np.flatnonzero(distance > best):
             best[i], reason[i] = distance[i], f"{words}: {values[i]:.2g}, usually {middle:.2g}"
     chosen = [int(i) for i in np.argsort(-best, kind="stable")[:SHOWN] if best[i] > 3]
-    wanted = {group.seen[i][0]: str(reason[i]) for i in chosen}
+    wanted = {group.seen[i]: str(reason[i]) for i in chosen}
     if not wanted:
         return
     found = {}
@@ -247,4 +271,4 @@ def _find_unusual(group: Group, results: Results) -> None:
             if row["number"] in wanted and (row["model"], row["method"]) == (group.model, group.method):
                 grid = grid_of(row)
                 found[row["number"]] = Shown(row["number"], row["id"], row["target_name"], wanted[row["number"]], grid)
-    group.unusual = [found[group.seen[i][0]] for i in chosen]
+    group.unusual = [found[group.seen[i]] for i in chosen]

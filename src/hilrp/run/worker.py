@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +31,12 @@ from hilrp.run.items import Item, Reader
 from hilrp.run.rows import Row
 from hilrp.run.store import Piece, Store, write
 from hilrp.targets import logits_of
+from hilrp.targets.classes import no_classifier
 
 #: A piece that has ended its worker this often is given up: its images get a row with an error.
 _ATTEMPTS = 3
+#: Errors of disks and networks that pass.
+_PASSING = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Job:
         methods: Names of the benchmark's methods.
         target: ``"prediction"`` or ``"label"``.
         maps: ``"none"``, ``"column"`` or ``"files"``.
+        boxes: ``"xyxy"``, corners, or ``"xywh"``, a corner with width and height.
         batch: Images at once.
         device: Where.
         threads: Of torch; zero leaves them as they are.
@@ -60,6 +65,7 @@ class Job:
     device: str = "cpu"
     threads: int = 0
     readers: int = 2
+    boxes: str = "xyxy"
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,14 @@ class _Batch:
     last: bool = False
 
 
+class _Read(NamedTuple):
+    """An image of a piece, and its number."""
+
+    piece: Piece
+    number: int
+    prepared: _Prepared
+
+
 def split_name(name: str) -> tuple[str, str | None]:
     """A model and its checkpoint."""
     model, _, checkpoint = name.partition("@")
@@ -110,6 +124,7 @@ class Worker:
         self.models = [(name, load(*split_name(name), device=job.device)) for name in job.models]
         self.methods = [find_method(name) for name in job.methods]
         self._explainers: dict[tuple[str, str], Explainer] = {}
+        self._labelled: dict[tuple[str, Any], int | None] = {}
         self._stream = torch.cuda.Stream(job.device) if job.device.startswith("cuda") else None
 
     def run(self, pieces: Iterable[Piece]) -> Iterator[Done]:
@@ -120,23 +135,25 @@ class Worker:
             waiting: Future[_Batch] | None = None
             for batch in self._batches(self._ahead(pool, todo)):
                 # While one batch is explained, the next is put together and brought to the device.
-                ready, waiting = waiting, assembler.submit(self._assembled, batch)
+                ready, waiting = waiting, None if batch is None else assembler.submit(self._assembled, batch)
                 if ready is not None:
                     yield from self._finished(ready.result(), made)
             if waiting is not None:
                 yield from self._finished(waiting.result(), made)
 
-    def _batches(self, found: Iterator[tuple[Piece, _Prepared]]) -> Iterator[_Batch]:
+    def _batches(self, found: Iterator[_Read | None]) -> Iterator[_Batch | None]:
         """Batches of images of one piece each, so that what is explained together doesn't depend on what was done before."""
-        for piece, group in groupby(found, key=lambda pair: pair[0]):
-            batch = _Batch(piece)
-            for number, (_, prepared) in enumerate(group, piece.first):
-                if len(batch.images) == self.job.batch:
-                    yield batch
-                    batch = _Batch(piece)
-                batch.images.append((number, prepared))
-            batch.last = True
-            yield batch
+        batch: _Batch | None = None
+        for each in found:
+            if each is None:
+                yield None
+                continue
+            batch = batch or _Batch(each.piece)
+            batch.images.append((each.number, each.prepared))
+            batch.last = each.number == each.piece.first + each.piece.count - 1
+            if batch.last or len(batch.images) == self.job.batch:
+                yield batch
+                batch = None
 
     def _assembled(self, batch: _Batch) -> _Batch:
         good = [prepared for _, prepared in batch.images if prepared.error is None]
@@ -162,43 +179,49 @@ class Worker:
             yield self._write(batch.piece, made)
             made.clear()
 
-    def _ahead(self, pool: ThreadPoolExecutor, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, _Prepared]]:
-        """The images of pieces, in order, some batches of them prepared ahead."""
-        waiting: deque[tuple[Piece, Future[_Prepared]]] = deque()
+    def _ahead(self, pool: ThreadPoolExecutor, pieces: Iterable[Piece]) -> Iterator[_Read | None]:
+        """The images of pieces, in order, some batches of them prepared ahead; ``None`` where all before has to be finished first."""
+        waiting: deque[tuple[Piece, int, Future[_Prepared]]] = deque()
 
-        def taken(left: int) -> Iterator[tuple[Piece, _Prepared]]:
+        def taken(left: int) -> Iterator[_Read]:
             while len(waiting) > left:
-                piece, future = waiting.popleft()
-                yield piece, future.result()
+                piece, number, future = waiting.popleft()
+                yield _Read(piece, number, future.result())
 
         for piece in pieces:
-            before = self.store.attempt(piece)
-            # It was begun when a worker ended. Whether it was its fault is seen when it is done alone.
-            alone = before > 0
-            if alone:
+            # It was begun when a worker ended. Whether that was its fault is seen when it is done alone.
+            before = self.store.attempts(piece)
+            if before:
                 yield from taken(0)
-            for item in self.store.items(piece):
+                yield None
+            self.store.attempt(piece)
+            for number, item in enumerate(self.store.items(piece), piece.first):
                 if before >= _ATTEMPTS:
                     said = f"its piece ({piece.name}) ended the worker {_ATTEMPTS} times; look for what kills it, memory for instance"
-                    waiting.append((piece, pool.submit(_Prepared, item, error=said)))
-                else:
-                    waiting.append((piece, pool.submit(self._prepare, item)))
+                    item = item | {"error": said}
+                waiting.append((piece, number, pool.submit(self._prepare, item)))
                 yield from taken(3 * self.job.batch)
-            if alone:
+            if before:
                 yield from taken(0)
+                yield None
         yield from taken(0)
 
     def _prepare(self, item: Item) -> _Prepared:
+        if "error" in item:
+            return _Prepared(item, error=item["error"])
         try:
             image, notes = read(self.reader.image(item))
             made = _Prepared(item, image.size, notes)
-            mask = self._mask(item, image)
+            mask = self._mask(item, image, notes)
             for _, loaded in self.models:
                 made.inputs.append(loaded.preprocess(image))
                 made.masks.append(self._seen(loaded, mask, notes))
         except Exception as error:  # files are anybody's, and so is the preprocessing
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                raise  # the disk's fault and not the image's: the run ends, and goes on when it is started again
             said = str(error) if isinstance(error, (HilrpError, OSError)) else f"{type(error).__name__}: {error}"
-            return _Prepared(item, error=said)
+            # An address in memory says nothing, and is another each time.
+            return _Prepared(item, error=re.sub(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>", "", said))
         return made
 
     @staticmethod
@@ -210,11 +233,32 @@ class Worker:
             return None
         return loaded.seen_mask(mask)
 
-    def _mask(self, item: Item, image: Image.Image) -> np.ndarray | None:
-        mask = self.reader.mask(item)
-        if mask is not None:
-            return np.asarray(read(mask)[0].convert("L")) > 200
-        return box_mask(image.size, item["boxes"]) if item.get("boxes") else None
+    def _mask(self, item: Item, image: Image.Image, notes: list[str]) -> np.ndarray | None:
+        """Where the object is, if that is known; a place that can't be read is no reason not to explain the image."""
+        try:
+            mask = self.reader.mask(item)
+            if mask is not None:
+                values = np.asarray(read(mask)[0].convert("L"))
+                # Masks of zeros and ones; else borders that annotators were unsure of (128 of 255) don't count.
+                return values > 0 if values.max(initial=0) <= 1 else values > 200
+            boxes = item.get("boxes")
+            if not boxes:
+                return None
+            boxes = [boxes] if isinstance(boxes[0], (int, float)) else boxes
+            if self.job.boxes == "xywh":
+                boxes = [[x, y, x + w, y + h] for x, y, w, h in boxes]
+            found = box_mask(image.size, boxes)
+            if not found.any():
+                raise ValueError("they hold no pixel")
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise
+            notes.append(f"its mask can't be read ({error})")
+        except Exception as error:  # annotations are anybody's
+            notes.append(f"its mask or boxes can't be used ({error})")
+        else:
+            return found
+        return None
 
     def _write(self, piece: Piece, made: list[Row]) -> Done:
         made.sort(key=lambda row: row["number"])
@@ -230,8 +274,12 @@ class Worker:
         good = [(number, prepared) for number, prepared in batch.images if prepared.error is None]
         for number, prepared in batch.images:
             if prepared.error is not None:
-                rest = {"number": number, "id": prepared.item["id"], "error": prepared.error}
-                made += [rest | {"model": m, "method": x} for m in self.job.models for x in self.job.methods]
+                rest = {"error": prepared.error}
+                made += [
+                    self._known(number, prepared, name, loaded) | rest | {"method": method}
+                    for name, loaded in self.models
+                    for method in self.job.methods
+                ]
         for place, x in enumerate(batch.inputs):
             made += self._explained(place, good, x)
         return made
@@ -249,6 +297,8 @@ class Worker:
                 masks = self._stacked([prepared.masks[place] for _, prepared in images])
                 return self._rows(name, loaded, x, masks, common)
             except Exception as error:  # models are anybody's, too
+                if "CUDA error" in str(error):
+                    raise  # the device is lost to this process: every later image would fail
                 if len(images) == 1:
                     said = str(error) if isinstance(error, HilrpError) else f"{type(error).__name__}: {error}"
                     return [common[0] | {"method": method, "error": said} for method in self.job.methods]
@@ -261,12 +311,13 @@ class Worker:
             return None
         return torch.stack([torch.zeros_like(known) if mask is None else mask for mask in masks])
 
-    @staticmethod
-    def _known(number: int, prepared: _Prepared, name: str, loaded: Loaded) -> Row:
+    def _known(self, number: int, prepared: _Prepared, name: str, loaded: Loaded) -> Row:
         label, width, height = prepared.item.get("label"), *prepared.size
-        index = label_index(loaded, label)
+        if (name, label) not in self._labelled:
+            self._labelled[name, label] = label_index(loaded, label)
+        index = self._labelled[name, label]
         return {
-            "number": number, "id": prepared.item["id"], "model": name, "width": width, "height": height, "notes": prepared.notes,
+            "number": number, "id": prepared.item["id"], "model": name, "width": width, "height": height, "notes": list(prepared.notes),
             "label": index, "label_name": None if label is None else loaded.named(index) if index is not None else str(label),
         }  # fmt: skip
 
@@ -277,12 +328,17 @@ class Worker:
         if leading is not None:
             # It runs the model anyway, and says what that predicts.
             explained[leading.name] = found = self._explainer(name, loaded, leading, x).explain(x, target, batch="auto")
-            logits = logits_of(found.output).detach().float()
+            output = found.output
         else:
             with torch.no_grad():
-                logits = logits_of(loaded.model(x)).float()
+                output = loaded.model(x)
+        logits = logits_of(output).detach().float()
+        if logits.ndim != 2 or len(logits) != len(x) or isinstance(output, list):
+            raise HilrpError(no_classifier(tuple(logits.shape), len(x)))
         predicted, sure = logits.argmax(1), logits.softmax(1).amax(1)
         target = predicted if target is None else target
+        if int(target.max()) >= logits.shape[1]:
+            raise HilrpError(f"the label {int(target.max())} is beyond the {logits.shape[1]} classes of {name}.")
         for row, p, s, t in zip(common, predicted.tolist(), sure.tolist(), target.tolist(), strict=True):
             row |= {"prediction": p, "prediction_name": loaded.named(p), "confidence": s}
             row |= {"target": t, "target_name": loaded.named(t)}
@@ -298,6 +354,9 @@ class Worker:
             said = rows.figures(maps, masks)
             for i, row in enumerate(common):
                 one = row | {"method": method.name} | own[i] | said[i]
+                if "energy" in one and row["label"] not in (None, row["target"]):
+                    one = {key: value for key, value in one.items() if key not in ("energy", "area", "pointing")}
+                    one["notes"] = [*row["notes"], "the place that is given is of another class than the explained one"]
                 made.append(one | (rows.map_of(maps[i]) if self.job.maps != "none" else {}))
         return made
 
