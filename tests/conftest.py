@@ -95,3 +95,20 @@ def photographs(transform: object, count: int) -> torch.Tensor:
     index = json.loads(shared("images", "imagenet_val", "index.json").read_text())
     files = [shared("images", "imagenet_val", item["file"]) for item in index[:count]]
     return torch.stack([transform(Image.open(file).convert("RGB")) for file in files])
+
+
+@pytest.fixture(scope="session")
+def desk():
+    """Who explains what is asked on the page."""
+    from hilrp.app.desk import Desk
+    from hilrp.app.models import Models
+
+    return Desk(Models())
+
+
+@pytest.fixture(scope="session")
+def scenes():
+    """Some scenes: the picture, the name of a class that is in it, and where that is, as files."""
+    from runs import some_scenes
+
+    return some_scenes()

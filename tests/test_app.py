@@ -1,12 +1,10 @@
-"""The page without its face: pictures, models, questions, results, and what is sent to a browser."""
+"""The page without its face: pictures, models, questions, results."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,62 +13,22 @@ from PIL import Image
 
 pytest.importorskip("gradio")
 
-from fastapi.testclient import TestClient
 from safetensors.torch import save_file
 
 import hilrp
 from hilrp.app import pictures
-from hilrp.app.actions import Actions
-from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
 from hilrp.app.desk import Desk
 from hilrp.app.models import Models
-from hilrp.app.results import KINDS, Result
-from hilrp.app.server import make_app
-from hilrp.app.sessions import PICTURES, Session, Sessions
-from hilrp.app.table import comparison_table
-from hilrp.bench.methods import METHODS, Method
+from hilrp.app.results import KINDS
+from hilrp.app.sessions import PICTURES, Session
 from hilrp.errors import InputError
 from hilrp.pages.charts import waterfall
 from hilrp.pages.viewer import _safe
 from hilrp.plotting import shares
 from hilrp.tree import tensors
-
-
-@pytest.fixture(scope="module")
-def desk() -> Desk:
-    return Desk(Models())
-
-
-def begun(desk: Desk, model: str = "zoo/swin") -> Session:
-    session = Session()
-    session.add(pictures.scene(pictures.FIRST))
-    desk.model(session, model)
-    return session
-
-
-def asked(desk: Desk, model: str, target: str | None = None, **more: str) -> Result:
-    session = begun(desk, model)
-    session.target = target or session.target
-    desk.ask(session, **more)
-    assert session.result is not None
-    return session.result
-
+from pages import asked, begun, encoded, sent
 
 # Pictures -------------------------------------------------------------------------------------------------------------
-
-
-def sent(folder: Path, name: str, content: bytes) -> Path:
-    """A file as Gradio keeps one that was uploaded: in a folder of its own."""
-    path = folder / "3f2a" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
-def encoded(image: Image.Image, form: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, form)
-    return buffer.getvalue()
 
 
 def test_what_is_uploaded_does_not_stay_on_disk(desk, tmp_path):
@@ -370,287 +328,3 @@ def test_what_can_not_be_asked(desk):
         desk.explain(Session())
     with pytest.raises(InputError, match="no picture yet"):
         desk.model(Session(), "zoo/swin")
-
-
-# Comparisons ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_comparison(desk):
-    session = begun(desk, "zoo/resnet")
-    result = desk.comparable(session)
-    *_, found = desk.compare(session, result, ["hilrp", "input-x-gradient", "rollout", "uniform"])
-    ours, gradient, rollout, uniform = found
-    np.testing.assert_allclose(ours.map, result.explanation.map[0].numpy(), rtol=1e-4, atol=1e-6)
-    assert ours.total == pytest.approx(float(result.explanation.ledger.share[0]), rel=1e-4)
-    assert set(gradient.figures) == {"pointing", "energy", "average precision", "IoU"}
-    inside = result.truth.numpy()
-    positive = np.clip(gradient.map, 0, None)
-    assert gradient.figures["energy"] == pytest.approx(positive[inside].sum() / positive.sum(), rel=1e-5)
-    assert rollout.map is None
-    assert rollout.error
-    assert uniform.total is None
-    assert all(each.seconds > 0 and each.passes > 0 for each in (ours, gradient, uniform))
-
-
-def test_without_truth_there_are_no_marks(desk, tmp_path):
-    session = begun(desk, "zoo/resnet")
-    desk.upload(session, [sent(tmp_path, "mine.png", encoded(Image.new("RGB", (128, 128), "red")))])
-    *_, found = desk.compare(session, desk.comparable(session), ["hilrp"])
-    assert found[0].figures == {}
-
-
-def test_contrasts_are_not_compared(desk):
-    session = begun(desk)
-    session.against = "1" if session.target != "1" else "2"
-    desk.explain(session)
-    with pytest.raises(InputError, match="compared on a class"):
-        desk.comparable(session)
-    with pytest.raises(InputError, match="No method"):
-        next(desk.compare(begun(desk), desk.comparable(begun(desk)), []))
-
-
-def test_a_comparison_ends_when_nobody_waits(desk, monkeypatch):
-    """In the midst of a method, too."""
-
-    def endless(model, x, target):
-        while True:
-            x = torch.sin(x)
-
-    monkeypatch.setitem(METHODS, "endless", Method("endless", "endless", "gradient", endless))
-    session = begun(desk)
-    result = desk.comparable(session)
-    run = desk.compare(session, result, ["hilrp", "endless", "saliency"])
-    assert len(next(run)) == 1
-    threading.Timer(0.5, lambda: session.stop.set()).start()
-    assert list(run) == []
-    assert not desk._turn.locked()
-
-
-def test_methods_take_turns(desk, monkeypatch):
-    """The model runs in nobody else's turn: hooks of other libraries see every thread."""
-    session = begun(desk, "zoo/resnet")
-    result = desk.comparable(session)
-    outside = []
-    hook = result.loaded.model.register_forward_hook(lambda *_: outside.append(desk._turn.locked()))
-    try:
-        list(desk.compare(session, result, ["hilrp", "saliency"]))
-    finally:
-        hook.remove()
-    assert len(outside) > 4
-    assert all(outside)
-
-
-def test_costs_are_in_passes_of_the_model(desk, monkeypatch):
-    times = iter([3.0, 2.0, 4.0, 6.0])
-    monkeypatch.setattr("hilrp.app.comparison._timed", lambda run, x: (next(times), run()))
-    session = begun(desk, "zoo/resnet")
-    *_, found = desk.compare(session, desk.comparable(session), ["hilrp"])
-    assert (found[0].seconds, found[0].passes) == (6.0, 3.0)
-
-
-def test_the_table_of_a_comparison(desk):
-    result = asked(desk, "zoo/resnet", "3")
-    maps = np.zeros((128, 128))
-    good = Compared(METHODS["hilrp"], maps, 0.5, 2.0, 0.9, {"pointing": 1.0, "energy": 0.8})
-    bad = Compared(METHODS["saliency"], maps, 0.1, 1.0, None, {"pointing": 0.0, "energy": 0.3})
-    none = Compared(METHODS["rollout"], error="no <b>attention</b>")
-    text = comparison_table([good, bad, none], result, ["lime"])
-    assert text.count("<td class=best>") == 2
-    assert "<td class=best>0.80</td>" in text
-    assert "no &lt;b&gt;attention" in text
-    assert "Now LIME; 3 of 4 are done" in text
-    assert "Stopped" in comparison_table([good], result, stopped=True)
-
-
-def test_a_stoppable_pass_is_the_same_pass():
-    loaded = hilrp.load("zoo/swin")
-    x = loaded.batch([pictures.scene(3).image])
-    plain = hilrp.explain(loaded.model, x, 3)
-    stop = threading.Event()
-    with Stoppable(stop):
-        watched = hilrp.explain(loaded.model, x, 3)
-    assert torch.equal(plain.relevance, watched.relevance)
-    stop.set()
-    with pytest.raises(Stopped), Stoppable(stop):
-        loaded.model(x)
-
-
-def test_a_method_that_fails_does_not_keep_the_others():
-    """captum and its kin raise what they like."""
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).eval()
-    x = torch.randn(1, 3, 4, 4)
-    found = list(compare(model, x, 0, ["grad-cam", "hilrp"], None, threading.Event(), threading.Lock))
-    assert found[0].error
-    assert found[1].map.shape == (4, 4)
-
-
-# Several people -------------------------------------------------------------------------------------------------------
-
-
-def test_tabs_are_apart(desk):
-    sessions = Sessions()
-    first, second = sessions.of("a"), sessions.of("b")
-    assert sessions.of("a") is first
-    for session, index in ((first, 3), (second, 4)):
-        session.add(pictures.scene(index))
-        session.loaded = desk.models.get("zoo/swin")
-    threads = [threading.Thread(target=desk.look, args=(session,)) for session in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for session, index in ((first, 3), (second, 4)):
-        alone = Session()
-        alone.add(pictures.scene(index))
-        desk.model(alone, "zoo/swin")
-        assert torch.equal(session.result.explanation.relevance, alone.result.explanation.relevance)
-        assert sessions.result(session.result.token) is session.result
-    stop = first.stop
-    sessions.close("a")
-    assert stop.is_set()
-    assert sessions.result(first.result.token) is None
-    assert sessions.picture(first.picture.token) is None
-    assert sessions.result(second.result.token) is second.result
-
-
-def test_old_results_and_tabs_are_forgotten(desk):
-    session = begun(desk)
-    first = session.result.token
-    for _ in range(8):
-        desk.explain(session)
-    assert first not in session.results
-    sessions = Sessions()
-    oldest = sessions.of("0")
-    for i in range(1, 70):
-        sessions.of(str(i))
-    assert len(sessions) == 64
-    assert sessions.of("0") is not oldest
-
-
-# What is sent ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def client(desk, tmp_path_factory) -> TestClient:
-    return TestClient(make_app(desk.models, tmp_path_factory.mktemp("uploads")), base_url="http://localhost:7860")
-
-
-def test_the_browser_is_told_to_ask_nobody_else(client):
-    answer = client.get("/")
-    assert answer.status_code == 200
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'self'" in policy
-    assert "http" not in policy
-    assert "fonts.g" not in answer.text
-    assert '"analytics_enabled":false' in answer.text.replace(" ", "").lower()
-
-
-def test_other_names_of_this_machine_are_refused(client):
-    """A page elsewhere whose name is made to lead here must not read what is here."""
-    assert client.get("/", headers={"host": "evil.example:7860"}).status_code == 403
-    assert client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200
-    assert client.get("/", headers={"host": "[::1]:7860"}).status_code == 200
-
-
-def test_other_pages_can_send_nothing(client):
-    files = {"files": ("a.png", b"x")}
-    refused = client.post("/gradio_api/upload", files=files, headers={"origin": "https://evil.example"})
-    assert refused.status_code == 403
-    assert (
-        client.post("/gradio_api/upload", files=files, headers={"origin": "http://localhost:7860"}).status_code == 200
-    )
-
-
-def test_there_is_an_end_to_what_is_sent(client, monkeypatch):
-    monkeypatch.setattr("hilrp.app.server._TOTAL", -1)
-    assert client.post("/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 413
-
-
-def test_files_that_were_not_sent_are_not_touched(desk, tmp_path):
-    """Whatever a request says: a path in it is anybody's."""
-    outside = sent(tmp_path, "secret.png", encoded(Image.new("RGB", (8, 8))))
-    actions, session = Actions(desk, tmp_path / "uploads"), begun(desk)
-    for act in (
-        lambda: actions.upload(session, [str(outside)]),
-        lambda: actions.upload(session, [str(tmp_path / "uploads" / ".." / "3f2a" / "secret.png")]),
-        lambda: actions.weights(session, "zoo/resnet", str(outside), None),
-        lambda: actions.note(session, str(outside)),
-    ):
-        with pytest.raises(InputError, match="not sent from this page"):
-            act()
-    assert outside.exists()
-
-
-def test_what_was_sent_goes_with_the_tab(desk, tmp_path):
-    sessions = Sessions()
-    actions = Actions(desk, tmp_path)
-    path = sent(tmp_path, "mine.safetensors", b"x")
-    actions.note(sessions.of("a"), str(path))
-    assert path.exists()
-    sessions.close("a")
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("box", ["/etc/passwd", "1,2,3", "1,2,3,4,5", "", "a, b, c, d"])
-def test_regions_are_four_numbers(desk, tmp_path, box):
-    """A mask's file, which the command line takes, is not for a page."""
-    session = begun(desk, "zoo/segmenter")
-    before = session.target
-    with pytest.raises(InputError, match="give left, top, right and bottom"):
-        Actions(desk, tmp_path).region(session, box)
-    assert session.target == before
-
-
-def test_actions(desk, tmp_path):
-    actions, session = Actions(desk, tmp_path), begun(desk)
-    actions.against(session, "yellow star")
-    assert session.result.title == "red ring rather than yellow star"
-    actions.predicted(session, "8")
-    assert session.result.title == "blue cross"
-    actions.label(session, "red star")
-    assert session.result.title == "red star"
-    actions.rules(session, "secant", "grey")
-    assert session.result.explanation.reference is not None
-    with pytest.raises(hilrp.HilrpError):
-        actions.rules(session, "zplus", "grey")
-    assert (session.rules, session.reference) == ("secant", "grey")
-    with pytest.raises(InputError):
-        actions.caption(session, "a star")
-    assert session.target == "0"
-    desk.remove(session)
-    assert session.picture is None
-    assert session.result is None
-    desk.model(segmented := begun(desk), "zoo/segmenter")
-    actions.region(segmented, "20, 20, 60, 70")
-    actions.label(segmented, "red ring")
-    assert segmented.target == "region:20,20,60,70:3"
-    desk.model(segmented, "zoo/detector")
-    actions.label(segmented, "blue cross")
-    assert segmented.result.title == "blue cross"
-
-
-def test_a_model_that_fails_leaves_everything_as_it_was(desk, monkeypatch):
-    session = begun(desk)
-    before, result = session.loaded, session.result
-    monkeypatch.setattr("hilrp.app.desk.predict", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        desk.model(session, "zoo/resnet")
-    assert (session.loaded, session.result) == (before, result)
-
-
-def test_results_are_sent_to_who_knows_their_token(client, desk):
-    session = begun(desk)
-    client.app.state.sessions._open["tab"] = session
-    token, picture = session.result.token, session.picture.token
-    assert client.get(f"/explanation/{token}").text == session.result.page
-    answer = client.get(f"/export/{token}/npz")
-    assert answer.headers["content-disposition"].startswith(f'attachment; filename="{session.result.name}.npz"')
-    assert answer.headers["cache-control"] == "no-store"
-    assert Image.open(io.BytesIO(client.get(f"/thumbnail/{picture}").content)).size == (128, 128)
-    session.add(pictures.Picture("Größe 猫.png", session.picture.image, "\n\nimage = 1"))
-    desk.look(session)
-    named = client.get(f"/export/{session.result.token}/json").headers["content-disposition"]
-    assert named.endswith("filename*=UTF-8''Gr%C3%B6%C3%9Fe_%E7%8C%AB-red_ring.json")
-    client.app.state.sessions.close("tab")
-    for path in (f"/explanation/{token}", f"/export/{token}/npz", f"/thumbnail/{picture}", "/explanation/x"):
-        assert client.get(path).status_code == 404

@@ -1,16 +1,12 @@
-"""Whole data sets: where images are, what is written of them, and that nothing is lost or done twice."""
+"""Whole data sets: what is written of them, and that nothing is lost or done twice."""
 
 from __future__ import annotations
 
 import errno
 import io
-import json
 import math
-import os
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,6 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pyarrow")
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hilrp
@@ -27,163 +22,13 @@ from hilrp.cli import app
 from hilrp.errors import InputError
 from hilrp.run import worker
 from hilrp.run.items import Reader, find
+from hilrp.run.preparing import Preparer
 from hilrp.run.results import Results
 from hilrp.run.rows import GRID, grid_of, whole_map
 from hilrp.run.store import Store, share_of
-from hilrp.run.summary import places, summarise
 from hilrp.run.worker import Job, Worker
-from hilrp.scenes import CLASSES, Scenes
-from hilrp.scenes.folder import write
-from hilrp.scenes.tag import TAGGED
-
-COUNT = 7
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["run", *map(str, arguments)])
-
-
-def done(*arguments: Any) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [row for table in Results.of([folder]).tables() for row in table.to_pylist()]
-
-
-@pytest.fixture(scope="module")
-def scenes() -> list[tuple[bytes, str, bytes]]:
-    """Some scenes: the picture, the name of a class that is in it, and where that is, as files."""
-    found = []
-    for scene in Scenes(seed=3, count=COUNT):
-        thing = scene.things[0]
-        found.append((png(scene.image), thing.name, png(255 * thing.mask.astype(np.uint8))))
-    return found
-
-
-def png(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-# Where images are -----------------------------------------------------------------------------------------------------
-
-
-def as_folder(folder: Path, scenes: Any) -> str:
-    for i, (image, name, _) in enumerate(scenes):
-        (folder / "data" / name).mkdir(parents=True, exist_ok=True)
-        (folder / "data" / name / f"{i}.png").write_bytes(image)
-    return str(folder / "data")
-
-
-def as_index(folder: Path, scenes: Any) -> str:
-    entries = []
-    for i, (image, name, mask) in enumerate(scenes):
-        (folder / f"{i}.png").write_bytes(image)
-        (folder / f"{i}-mask.png").write_bytes(mask)
-        entries.append({"file": f"{i}.png", "label": CLASSES.index(name), "mask": f"{i}-mask.png"})
-    (folder / "index.json").write_text(json.dumps(entries))
-    return str(folder)
-
-
-def as_tars(folder: Path, scenes: Any) -> str:
-    for shard in range(2):
-        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for i, (image, name, mask) in list(enumerate(scenes))[shard::2]:
-                for ending, content in (("png", image), ("cls", str(CLASSES.index(name)).encode()), ("mask.png", mask)):
-                    info = tarfile.TarInfo(f"train/{i}.{ending}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-    return str(folder / "*.tar")
-
-
-def as_parquet(folder: Path, scenes: Any) -> str:
-    columns = {
-        "image": [s[0] for s in scenes],
-        "label": [CLASSES.index(s[1]) for s in scenes],
-        "mask": [s[2] for s in scenes],
-    }
-    pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=3)
-    return str(folder)
-
-
-def as_hub_parquet(folder: Path, scenes: Any) -> str:
-    """As the Hugging Face hub stores it."""
-    columns = {"image": [{"bytes": s[0], "path": None} for s in scenes], "label": [s[1] for s in scenes]}
-    pq.write_table(pa.table(columns), folder / "train-0.parquet")
-    return str(folder / "train-0.parquet")
-
-
-def as_saved(folder: Path, scenes: Any) -> str:
-    """A data set of `datasets`, in a folder."""
-    datasets = pytest.importorskip("datasets")
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
-    columns = {"image": [{"bytes": s[0], "path": None} for s in scenes], "label": [CLASSES.index(s[1]) for s in scenes]}
-    datasets.Dataset.from_dict(columns, features=kinds).save_to_disk(folder / "saved")
-    return str(folder / "saved")
-
-
-FORMS = [as_folder, as_index, as_tars, as_parquet, as_hub_parquet, as_saved]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_where_images_are(form, scenes, tmp_path):
-    """The same images and labels, whatever they are in."""
-    spec = form(tmp_path, scenes)
-    items, reader = list(find(spec)), Reader()
-    assert len(items) == len({item["id"] for item in items}) == COUNT
-    assert items == list(find(spec))
-    contents = {reader.image(item).getvalue(): item for item in items}
-    assert set(contents) == {image for image, _, _ in scenes}
-    loaded = hilrp.load("zoo/resnet")
-    for image, name, mask in scenes:
-        item = contents[image]
-        assert loaded.named(worker.label_index(loaded, item["label"])) == name
-        if "mask" in item:
-            assert reader.mask(item).getvalue() == mask
-    assert json.loads(json.dumps(items)) == items
-
-
-def test_scenes_as_a_data_set():
-    items, reader = list(find("tagged:5:60")), Reader()
-    for item, scene in zip(items, Scenes(5, 60), strict=True):
-        picture = np.asarray(Image.open(reader.image(item)))
-        tagged = bool(scene.mask(TAGGED).any())
-        assert bool((picture != scene.image).any()) == tagged
-        mask = np.asarray(Image.open(reader.mask(item))) > 0
-        assert np.array_equal(mask, scene.mask(CLASSES.index(item["label"])))
-    assert [i["label"] for i in items] == [i["label"] for i in find("scenes:5:60")]
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("nowhere", "no such file or folder"),
-        ("scenes:1", "SEED:COUNT"),
-        ("empty", "there are no images"),
-        ("broken.tar", "not a readable tar file"),
-        ("broken.parquet", "not a readable Parquet file"),
-        ("other.parquet", "no column of images"),
-        ("mixed/*", "neither images nor .tar nor .parquet files alone"),
-        ("compressed.tar", "not compressed"),
-    ],
-)
-def test_data_that_is_none(spec, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    Path("mixed").mkdir()
-    for name in ("broken.tar", "broken.parquet", "mixed/a.png", "mixed/b.tar"):
-        Path(name).write_bytes(b"no")
-    pq.write_table(pa.table({"text": ["a"]}), "other.parquet")
-    with tarfile.open("compressed.tar", "w:gz") as tar:
-        tar.add("broken.tar")
-    result = run("--data", spec, "-o", "out")
-    assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
-    assert not list(Path("out").rglob("*.part"))
-
+from hilrp.scenes import CLASSES
+from runs import COUNT, as_folder, as_index, as_parquet, done, rows, run
 
 # What is written ------------------------------------------------------------------------------------------------------
 
@@ -305,7 +150,7 @@ def test_labels_that_the_model_does_not_know(scenes, tmp_path):
 def test_few_images_are_held_at_once(scenes, tmp_path, monkeypatch):
     """However many there are: those that are explained, and some batches ahead."""
     held, most = 0, 0
-    prepare, explain = Worker._prepare, Worker._explain
+    prepare, explain = Preparer.__call__, Worker._explain
 
     def counted(self, item):
         nonlocal held, most
@@ -318,7 +163,7 @@ def test_few_images_are_held_at_once(scenes, tmp_path, monkeypatch):
         held -= len(batch.images)
         return explain(self, batch)
 
-    monkeypatch.setattr(Worker, "_prepare", counted)
+    monkeypatch.setattr(Preparer, "__call__", counted)
     monkeypatch.setattr(Worker, "_explain", explained)
     done("--data", "scenes:1:80", "--model", "zoo/resnet", "-o", tmp_path / "out", "--batch", 4, "--piece", 20)
     assert most <= 6 * 4
@@ -538,213 +383,3 @@ def test_results_inside_the_data(scenes, tmp_path):
     for _ in range(2):
         done("--data", spec, "--model", "zoo/resnet", "-o", Path(spec) / "out")
     assert len(rows(Path(spec) / "out")) == COUNT
-
-
-# Odd data -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_place_of_another_class_is_not_measured(tmp_path):
-    """Where the prediction is explained and is not the label."""
-    done("--data", "scenes:7:60", "--model", "zoo/resnet", "-o", tmp_path / "out")
-    found = rows(tmp_path / "out")
-    other = [row for row in found if row["target"] != row["label"]]
-    assert len(other) > 5
-    assert all(row["energy"] is None and "of another class" in row["notes"][0] for row in other)
-    assert all(row["energy"] is not None for row in found if row["target"] == row["label"])
-
-
-def test_names_and_links_that_are_odd(scenes, tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / os.fsdecode(b"\xff\xfe.png")).write_bytes(scenes[0][0])
-    (folder / "a.png").write_bytes(scenes[1][0])
-    (folder / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    result = run("--data", folder, "--model", "zoo/resnet", "-o", tmp_path / "out")
-    assert result.exit_code == 1
-    found = {row["id"]: row["error"] for row in rows(tmp_path / "out")}
-    assert found["a.png"] is None
-    assert found.pop("gone.png")
-    assert list(found.values()) == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("boxes", "option", "area"),
-    [
-        ([[32, 32, 64, 96]], "xyxy", 32 * 64),
-        ([32, 32, 64, 96], "xyxy", 32 * 64),
-        ([[32, 32, 64, 96]], "xywh", 64 * 96),
-        ([[5, 5, 5, 5]], "xyxy", None),
-        ([["a", 1, 2, 3]], "xyxy", None),
-    ],
-)
-def test_boxes(boxes, option, area, scenes, tmp_path):
-    """What can't be used is noted, and the image is explained."""
-    (tmp_path / "0.png").write_bytes(scenes[0][0])
-    (tmp_path / "index.json").write_text(json.dumps([{"file": "0.png", "boxes": boxes}]))
-    done("--data", tmp_path, "--model", "zoo/resnet", "-o", tmp_path / "out", "--boxes", option)
-    (row,) = rows(tmp_path / "out")
-    assert row["error"] is None
-    assert row["area"] == (None if area is None else pytest.approx(area / 128**2))
-    assert ("can't be used" in " ".join(row["notes"])) == (area is None)
-
-
-def test_masks_of_zeros_and_ones(scenes, tmp_path):
-    (tmp_path / "0.png").write_bytes(scenes[0][0])
-    Image.fromarray(np.eye(128, dtype=np.uint8)).save(tmp_path / "mask.png")
-    (tmp_path / "index.json").write_text(json.dumps([{"file": "0.png", "mask": "mask.png"}]))
-    done("--data", tmp_path, "--model", "zoo/resnet", "-o", tmp_path / "out")
-    assert rows(tmp_path / "out")[0]["area"] == pytest.approx(1 / 128)
-
-
-def test_labels_of_many_kinds(scenes, tmp_path):
-    columns = {"image": [s[0] for s in scenes[:3]], "label": [b"red ring", b"3", None]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    assert [item.get("label") for item in find(str(tmp_path))] == ["red ring", 3, None]
-    pq.write_table(pa.table({"image": [scenes[0][0]], "label": [5_000_000_000]}), tmp_path / "a.parquet")
-    assert run("--data", tmp_path, "--model", "zoo/resnet", "-o", tmp_path / "out", "--target", "label").exit_code == 1
-
-
-def test_a_saved_data_set_of_several_splits(scenes, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    part = datasets.Dataset.from_dict(
-        {"image": [{"bytes": scenes[0][0], "path": None}] * 2, "label": [-1, 1]}, features=kinds
-    )
-    datasets.DatasetDict({"test": part}).save_to_disk(tmp_path / "saved")
-    assert [item.get("label") for item in find(str(tmp_path / "saved"), "test")] == [None, "dog"]
-    with pytest.raises(InputError, match="--split"):
-        list(find(str(tmp_path / "saved")))
-
-
-def test_columns_of_parquet_are_read_once(scenes, tmp_path, monkeypatch):
-    spec = as_parquet(tmp_path, scenes)
-    items, reader, reads = list(find(spec)), Reader(), []
-    whole = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **o: reads.append(a) or whole(*a, **o))
-    for item in items:
-        reader.image(item)
-        reader.mask(item)
-    assert len(reads) == 2 * 3  # of three groups, images and masks
-
-
-@pytest.mark.parametrize("name", ["zoo/segmenter", "zoo/detector"])
-def test_models_that_are_no_classifiers(name, tmp_path):
-    result = run("--data", "scenes:1:2", "--model", name, "-o", tmp_path / "out")
-    assert result.exit_code == 1
-    assert all("no classifier" in row["error"] or "classes" in row["error"] for row in rows(tmp_path / "out"))
-
-
-# What is made of it ---------------------------------------------------------------------------------------------------
-
-
-def test_windows_hold_what_is_in_them():
-    grid = np.random.default_rng(0).random((GRID, GRID))
-    found = places(grid)
-    assert found[4, 9] == pytest.approx(grid[4:7, 9:12].sum())
-    assert found[-1, 0] == pytest.approx(grid[-3:, :3].sum())
-
-
-def test_a_planted_shortcut_is_found(tmp_path):
-    """Of the model that was taught it, and of no other; and of none where there are no tags."""
-    done(
-        "--data",
-        "tagged:7:260",
-        "--model",
-        "zoo/shortcut",
-        "--model",
-        "zoo/resnet",
-        "--target",
-        "label",
-        "-o",
-        tmp_path / "tagged",
-    )
-    result = CliRunner().invoke(app, ["summary", str(tmp_path / "tagged")])
-    assert result.exit_code == 1, result.output
-    taught, other = summarise(Results.of([tmp_path / "tagged"]))
-    assert (taught.model, other.model) == ("zoo/shortcut", "zoo/resnet")
-    assert {(s.name, s.kind) for s in taught.suspects} == {
-        (CLASSES[TAGGED], "a constant place"),
-        (CLASSES[TAGGED], "outside the object"),
-    }
-    assert "lower right corner" in taught.suspects[0].why
-    assert other.suspects == []
-    page = (tmp_path / "tagged" / "summary.html").read_text()
-    assert CLASSES[TAGGED] in page
-    assert "http" not in page
-    assert page.count("<img") > 30
-    # Those with the least evidence in the object are those of the tagged class.
-    assert {shown.target for _, shown in taught.least} == {CLASSES[TAGGED]}
-
-
-def test_without_tags_nothing_is_found(tmp_path):
-    done("--data", "scenes:7:150", "--model", "zoo/resnet", "--target", "label", "-o", tmp_path / "out")
-    result = CliRunner().invoke(app, ["summary", str(tmp_path / "out"), "--json"])
-    assert result.exit_code == 0, result.output
-    (facts,) = json.loads(result.stdout)
-    assert facts["suspects"] == []
-    assert facts["images"] == 150
-    assert sum(facts["verdicts"].values()) == 150
-    assert sum(c["images"] for c in facts["classes"]) == 150
-
-
-def test_unusual_explanations_are_unusual(tmp_path):
-    done("--data", "scenes:7:40", "--model", "zoo/resnet", "-o", tmp_path / "out")
-    results = Results.of([tmp_path / "out"])
-    path = results.file(results.pieces[0])
-    table = pq.read_table(path)
-    changed = table.to_pylist()
-    changed[17]["entropy"] = 0.01
-    pq.write_table(pa.Table.from_pylist(changed, schema=table.schema), path)
-    (group,) = summarise(results)
-    assert group.unusual[0].number == 17
-    assert "entropy" in group.unusual[0].said
-
-
-def test_a_summary_says_when_nothing_is_judged(tmp_path):
-    done("--data", "scenes:7:12", "--model", "zoo/resnet", "-o", tmp_path / "out")
-    result = CliRunner().invoke(app, ["summary", str(tmp_path / "out")])
-    assert "No class has enough images" in " ".join(result.output.split())
-    assert "<b>Not judged:</b>" in (tmp_path / "out" / "summary.html").read_text()
-
-
-def test_a_file_that_was_cut_short_is_made_again(tmp_path):
-    arguments = ("--data", "scenes:7:6", "--model", "zoo/resnet", "--piece", 3, "-o", tmp_path / "out")
-    done(*arguments)
-    before = rows(tmp_path / "out")
-    store = Store(tmp_path / "out")
-    path = store.rows(store.pieces()[1])
-    path.write_bytes(path.read_bytes()[:500])
-    done(*arguments)
-    assert rows(tmp_path / "out") == before
-
-
-def test_errors_are_told_and_keep_what_is_known(scenes, tmp_path):
-    spec = as_folder(tmp_path, scenes)
-    for i, name in ((0, scenes[0][1]), (1, scenes[1][1])):
-        (Path(spec) / name / f"{i}.png").write_bytes(b"no picture")
-    result = run("--data", spec, "--model", "zoo/resnet", "-o", tmp_path / "out")
-    assert "2 x not a readable image" in " ".join(result.output.split())
-    failed = [row for row in rows(tmp_path / "out") if row["error"]]
-    assert sorted(row["label_name"] for row in failed) == sorted(s[1] for s in scenes[:2])
-    assert len({row["error"] for row in failed}) == 1
-
-
-def test_a_summary_of_what_is_not_there(tmp_path):
-    result = CliRunner().invoke(app, ["summary", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "no run of" in " ".join(result.output.split())
-
-
-def test_a_summary_says_that_a_run_is_not_complete(tmp_path):
-    done("--data", "scenes:7:20", "--model", "zoo/resnet", "--piece", 10, "--shard", "1/2", "-o", tmp_path / "out")
-    CliRunner().invoke(app, ["summary", str(tmp_path / "out")])
-    assert "10 images are not explained yet" in (tmp_path / "out" / "summary.html").read_text()
-
-
-def test_scenes_in_a_folder_are_a_data_set(tmp_path):
-    """What `hilrp scenes` writes; an image with several objects has a row for each."""
-    index = write(Scenes(1, 5), tmp_path / "scenes")
-    done("--data", tmp_path / "scenes", "--model", "zoo/resnet", "--target", "label", "-o", tmp_path / "out")
-    found = rows(tmp_path / "out")
-    assert [(row["id"].split("#")[0], row["target"]) for row in found] == [(e["file"], e["label"]) for e in index]
-    assert all(row["energy"] is not None for row in found)

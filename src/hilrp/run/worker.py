@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,22 +10,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from hilrp.bench.data import box_mask
 from hilrp.bench.methods import Method
 from hilrp.bench.methods import find as find_method
 from hilrp.errors import HilrpError
 from hilrp.explainer import Explainer
 from hilrp.explanation import Explanation
-from hilrp.images import read
 from hilrp.libraries.loaded import Loaded
 from hilrp.loading import load
 from hilrp.run import rows
-from hilrp.run.items import Item, Reader
+from hilrp.run.preparing import Prepared, Preparer
 from hilrp.run.rows import Row
 from hilrp.run.store import Piece, Store, write
 from hilrp.targets import logits_of
@@ -35,8 +29,6 @@ from hilrp.targets.classes import no_classifier
 
 #: A piece that has ended its worker this often is given up: its images get a row with an error.
 _ATTEMPTS = 3
-#: Errors of disks and networks that pass.
-_PASSING = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN)
 
 
 @dataclass(frozen=True)
@@ -78,23 +70,11 @@ class Done:
 
 
 @dataclass
-class _Prepared:
-    """An image as each model takes it; or why there is none."""
-
-    item: Item
-    size: tuple[int, int] = (0, 0)
-    notes: list[str] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
-    masks: list[Tensor | None] = field(default_factory=list)
-    error: str | None = None
-
-
-@dataclass
 class _Batch:
     """Images that are explained together, as each model takes them, where they are alike."""
 
     piece: Piece
-    images: list[tuple[int, _Prepared]] = field(default_factory=list)
+    images: list[tuple[int, Prepared]] = field(default_factory=list)
     inputs: list[Tensor | None] = field(default_factory=list)
     last: bool = False
 
@@ -104,7 +84,7 @@ class _Read(NamedTuple):
 
     piece: Piece
     number: int
-    prepared: _Prepared
+    prepared: Prepared
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -120,8 +100,9 @@ class Worker:
         self.job = job
         if job.threads:
             torch.set_num_threads(job.threads)
-        self.store, self.reader = Store(Path(job.folder)), Reader()
+        self.store = Store(Path(job.folder))
         self.models = [(name, load(*split_name(name), device=job.device)) for name in job.models]
+        self._preparer = Preparer([loaded for _, loaded in self.models], job.boxes)
         self.methods = [find_method(name) for name in job.methods]
         self._explainers: dict[tuple[str, str], Explainer] = {}
         self._labelled: dict[tuple[str, Any], int | None] = {}
@@ -181,7 +162,7 @@ class Worker:
 
     def _ahead(self, pool: ThreadPoolExecutor, pieces: Iterable[Piece]) -> Iterator[_Read | None]:
         """The images of pieces, in order, some batches of them prepared ahead; ``None`` where all before has to be finished first."""
-        waiting: deque[tuple[Piece, int, Future[_Prepared]]] = deque()
+        waiting: deque[tuple[Piece, int, Future[Prepared]]] = deque()
 
         def taken(left: int) -> Iterator[_Read]:
             while len(waiting) > left:
@@ -199,66 +180,12 @@ class Worker:
                 if before >= _ATTEMPTS:
                     said = f"its piece ({piece.name}) ended the worker {_ATTEMPTS} times; look for what kills it, memory for instance"
                     item = item | {"error": said}
-                waiting.append((piece, number, pool.submit(self._prepare, item)))
+                waiting.append((piece, number, pool.submit(self._preparer, item)))
                 yield from taken(3 * self.job.batch)
             if before:
                 yield from taken(0)
                 yield None
         yield from taken(0)
-
-    def _prepare(self, item: Item) -> _Prepared:
-        if "error" in item:
-            return _Prepared(item, error=item["error"])
-        try:
-            image, notes = read(self.reader.image(item))
-            made = _Prepared(item, image.size, notes)
-            mask = self._mask(item, image, notes)
-            for _, loaded in self.models:
-                made.inputs.append(loaded.preprocess(image))
-                made.masks.append(self._seen(loaded, mask, notes))
-        except Exception as error:  # files are anybody's, and so is the preprocessing
-            if isinstance(error, OSError) and error.errno in _PASSING:
-                raise  # the disk's fault and not the image's: the run ends, and goes on when it is started again
-            said = str(error) if isinstance(error, (HilrpError, OSError)) else f"{type(error).__name__}: {error}"
-            # An address in memory says nothing, and is another each time.
-            return _Prepared(item, error=re.sub(r" ?<_io\.BytesIO object at 0x[0-9a-f]+>", "", said))
-        return made
-
-    @staticmethod
-    def _seen(loaded: Loaded, mask: np.ndarray | None, notes: list[str]) -> Tensor | None:
-        if mask is None:
-            return None
-        if loaded.preprocess.mean is None:
-            notes.append(f"where the object is can't be told after the preprocessing of {loaded.name}")
-            return None
-        return loaded.seen_mask(mask)
-
-    def _mask(self, item: Item, image: Image.Image, notes: list[str]) -> np.ndarray | None:
-        """Where the object is, if that is known; a place that can't be read is no reason not to explain the image."""
-        try:
-            mask = self.reader.mask(item)
-            if mask is not None:
-                values = np.asarray(read(mask)[0].convert("L"))
-                # Masks of zeros and ones; else borders that annotators were unsure of (128 of 255) don't count.
-                return values > 0 if values.max(initial=0) <= 1 else values > 200
-            boxes = item.get("boxes")
-            if not boxes:
-                return None
-            boxes = [boxes] if isinstance(boxes[0], (int, float)) else boxes
-            if self.job.boxes == "xywh":
-                boxes = [[x, y, x + w, y + h] for x, y, w, h in boxes]
-            found = box_mask(image.size, boxes)
-            if not found.any():
-                raise ValueError("they hold no pixel")
-        except OSError as error:
-            if error.errno in _PASSING:
-                raise
-            notes.append(f"its mask can't be read ({error})")
-        except Exception as error:  # annotations are anybody's
-            notes.append(f"its mask or boxes can't be used ({error})")
-        else:
-            return found
-        return None
 
     def _write(self, piece: Piece, made: list[Row]) -> Done:
         made.sort(key=lambda row: row["number"])
@@ -284,7 +211,7 @@ class Worker:
             made += self._explained(place, good, x)
         return made
 
-    def _explained(self, place: int, images: list[tuple[int, _Prepared]], x: Tensor | None) -> list[Row]:
+    def _explained(self, place: int, images: list[tuple[int, Prepared]], x: Tensor | None) -> list[Row]:
         """The rows of one model; images whose form differs are explained by themselves, and so are those of a batch that fails."""
         if not images:
             return []
@@ -311,7 +238,7 @@ class Worker:
             return None
         return torch.stack([torch.zeros_like(known) if mask is None else mask for mask in masks])
 
-    def _known(self, number: int, prepared: _Prepared, name: str, loaded: Loaded) -> Row:
+    def _known(self, number: int, prepared: Prepared, name: str, loaded: Loaded) -> Row:
         label, width, height = prepared.item.get("label"), *prepared.size
         if (name, label) not in self._labelled:
             self._labelled[name, label] = label_index(loaded, label)
