@@ -96,7 +96,7 @@ def run(
             _watch(done, pieces, todo)
         failures = Counter(error for each in store.failures(pieces).values() for error in each)
         failed = sum(failures.values())
-    except HilrpError as error:
+    except (HilrpError, OSError) as error:
         raise fail(error) from None
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on here", highlight=False)
