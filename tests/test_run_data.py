@@ -22,7 +22,7 @@ from hilrp.run import worker
 from hilrp.run.items import Reader, find
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.tag import TAGGED
-from runs import COUNT, FORMS, as_parquet, done, rows, run
+from runs import COUNT, FORMS, as_parquet, as_tars, done, rows, run
 
 # Where images are -----------------------------------------------------------------------------------------------------
 
@@ -176,3 +176,15 @@ def test_models_that_are_no_classifiers(name, tmp_path):
     result = run("--data", "scenes:1:2", "--model", name, "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert all("no classifier" in row["error"] or "classes" in row["error"] for row in rows(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("form", [as_tars, as_parquet])
+def test_one_broken_shard_of_several(form, scenes, tmp_path):
+    """It is a row with an error; the others are explained."""
+    form(tmp_path, scenes)
+    ending = next(tmp_path.glob("*.*")).suffix
+    (tmp_path / f"z{ending}").write_bytes(b"cut short" * 200)
+    assert run("--data", tmp_path / f"*{ending}", "--model", "zoo/resnet", "-o", tmp_path / "out").exit_code == 1
+    found = rows(tmp_path / "out")
+    assert [row["error"] is None for row in found] == [True] * COUNT + [False]
+    assert found[-1]["id"] == f"z{ending}"

@@ -182,9 +182,15 @@ def _tars(paths: list[Path]) -> Iterator[Item]:
                     sample[ending.lower()] = member
                 yield from _sample(path, stamp, tar, (name, *(key or ())), sample)
         except tarfile.TarError as error:
-            raise InputError(
-                f"{path}: not a readable tar file ({error}). Is it complete, and not compressed?"
-            ) from error
+            said = f"not a readable tar file ({error}). Is it complete, and not compressed?"
+            yield _broken(path, name, said, len(paths))
+
+
+def _broken(path: Path, name: str, said: str, count: int) -> Item:
+    """One of several files that can't be read is a row with an error; if it is the only one, there is nothing to run."""
+    if count == 1:
+        raise InputError(f"{path}: {said}")
+    return {"id": _text(name), "error": said}
 
 
 def _sample(
@@ -222,7 +228,8 @@ def _parquets(paths: list[Path]) -> Iterator[Item]:
         try:
             file = parquet.ParquetFile(path)
         except Exception as error:  # pyarrow has many
-            raise InputError(f"{path}: not a readable Parquet file ({error}).") from error
+            yield _broken(path, called, f"not a readable Parquet file ({error}).", len(paths))
+            continue
         stamp, names = _stamp(path), file.schema_arrow.names
         image, label, boxes, mask = (_first(names, wanted) for wanted in (_IMAGES, _LABELS, _BOXES, _MASKS))
         if image is None:
