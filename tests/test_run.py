@@ -296,6 +296,9 @@ def test_a_piece_that_ends_its_worker_is_given_up(tmp_path, monkeypatch):
     pieces = store.pieces()
     for piece in pieces:
         store.rows(piece).unlink()
+    # Its neighbour was begun twice when workers ended; a third time, by another's fault, must not be counted.
+    for _ in range(2):
+        store.attempt(pieces[2])
     explain = Worker._explain
 
     def lethal(self, batch):
@@ -370,6 +373,19 @@ def test_runs_that_begin_at_once(tmp_path):
     assert all(each == (winner, f"scenes:{winner}:3", [winner] * 3) for each in accepted)
     assert len(list((tmp_path / "out").glob("items-*.jsonl"))) == 1
     assert list((tmp_path / "out").rglob("*.part")) == []
+
+
+def test_runs_that_look_at_once(tmp_path, monkeypatch):
+    """Both see no manifest, and both write one: the first counts."""
+    there = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: self.name != "manifest.json" and there(self))
+    store = Store(tmp_path / "out")
+    first = store.begin(find("scenes:1:3"), {"data": "a"}, 4, None)
+    assert store.begin(find("scenes:1:3"), {"data": "a"}, 4, None) == first
+    with pytest.raises(InputError, match="other settings"):
+        store.begin(find("scenes:2:3"), {"data": "b"}, 4, None)
+    assert store.manifest() == first
+    assert [item["scene"][0] for item in store.items(store.pieces()[0])] == [1] * 3
 
 
 def test_data_that_changed_is_noticed(scenes, tmp_path):
