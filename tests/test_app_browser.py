@@ -70,6 +70,14 @@ def browser() -> Iterator[object]:
         yield found
 
 
+#: Another explanation is there: not only its address, but its page, drawn.
+SHOWN = """old => {
+    const frame = document.querySelector("iframe.viewer"), src = frame?.getAttribute("src");
+    if (!src || src === old || !frame.contentWindow.location.href.endsWith(src.slice(1))) return false;
+    return Boolean(frame.contentDocument.querySelector("#region")?.textContent);
+}"""
+
+
 class Tab:
     """An open tab, and what is seen in it."""
 
@@ -81,9 +89,8 @@ class Tab:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(address)
-        self.page.wait_for_selector("iframe.viewer")
         self.frame = self.page.frame_locator("iframe.viewer")
-        self.frame.locator("#region").wait_for()
+        self.page.wait_for_function(SHOWN, arg="")
 
     @property
     def title(self) -> str:
@@ -97,11 +104,7 @@ class Tab:
         """Does something, waits for another explanation, and returns what it is of."""
         before = self.page.locator("iframe.viewer").get_attribute("src")
         action()
-        self.page.wait_for_function(
-            "old => document.querySelector('iframe.viewer')?.getAttribute('src') !== old && document.querySelector('iframe.viewer')",
-            arg=before,
-        )
-        self.frame.locator("#region").wait_for()
+        self.page.wait_for_function(SHOWN, arg=before)
         return self.title
 
     def upload(self, *files: Path) -> None:
