@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -264,6 +265,7 @@ def test_shards_that_are_none(shard, tmp_path):
     result = run("--data", "scenes:1:2", "--model", "zoo/resnet", "--shard", shard, "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert f"--shard {shard}" in result.output
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -386,6 +388,16 @@ def test_runs_that_look_at_once(tmp_path, monkeypatch):
         store.begin(find("scenes:2:3"), {"data": "b"}, 4, None)
     assert store.manifest() == first
     assert [item["scene"][0] for item in store.items(store.pieces()[0])] == [1] * 3
+
+
+def test_a_file_system_without_links(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    done("--data", "scenes:2:4", "--model", "zoo/resnet", "-o", tmp_path / "out")
+    assert len(rows(tmp_path / "out")) == 4
+    assert list((tmp_path / "out").rglob("*.part")) == []
 
 
 def test_data_that_changed_is_noticed(scenes, tmp_path):

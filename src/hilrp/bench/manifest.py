@@ -43,7 +43,7 @@ def manifest(grid: Grid) -> dict[str, Any]:
         "hilrp": hilrp.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
         "device": torch.cuda.get_device_name() if grid.device.startswith("cuda") else platform.machine(),
         "data": suite.data,
         "scenes_seed": SCENES if suite.data == "scenes" else None,
@@ -60,7 +60,8 @@ def _described(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}" if plain else " ".join(str(function).split())
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """The version of an installed package."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,6 +77,7 @@ def run(
     from hilrp.run.store import Store, share_of
 
     try:
+        part = _shard(shard)
         if address is None:
             check_device(device)
         job, settings = _job(data, model or ["zoo/swin"], methods, target, maps, batch, device, output, split, boxes)
@@ -83,7 +86,7 @@ def run(
         store = Store(output)
         make_folder(output)
         manifest = _begin(store, data, split, settings, piece, limit)
-        pieces = list(share_of(store.pieces(), _shard(shard)))
+        pieces = list(share_of(store.pieces(), part))
         if retry_failed:
             for each in store.failures(pieces):
                 store.rows(each).unlink()
@@ -167,16 +170,11 @@ def _job(
 
 
 def _readers(workers: int) -> int:
-    import os
-
     return max(1, min(16, (os.cpu_count() or 1) // workers))
 
 
 def _shared(job: Any, workers: int) -> Any:
     """The same job for one of several workers on a machine: cores are shared out."""
-    import os
-    from dataclasses import replace
-
     return replace(job, threads=max(1, (os.cpu_count() or 1) // workers), readers=_readers(workers))
 
 

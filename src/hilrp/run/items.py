@@ -24,8 +24,6 @@ Item = dict[str, Any]
 
 #: What columns and features of an image, its class and the place of its object are called.
 _IMAGES, _LABELS, _BOXES, _MASKS = ("image", "img", "jpg", "png"), ("label", "labels", "class", "cls"), ("boxes", "bbox", "bboxes"), ("mask", "segmentation")  # fmt: skip
-
-
 #: Of a row group of Parquet, in bytes: it is held as a whole.
 _GROUP = 2 * 2**30
 

@@ -9,12 +9,12 @@ import platform
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import hilrp
+from hilrp.bench.manifest import version_of
 from hilrp.errors import InputError
 from hilrp.run.items import Item, arrow
 
@@ -87,6 +87,8 @@ class Store:
                     os.link(own, self._manifest)
                 except FileExistsError:
                     self._compare(wanted)
+                except OSError:  # a file system without links: who comes at the same instant isn't noticed there
+                    own.replace(self._manifest)
         finally:
             fresh.unlink(missing_ok=True)
             own.unlink(missing_ok=True)
@@ -210,15 +212,8 @@ def _partial(path: Path) -> Path:
 
 def versions() -> dict[str, Any]:
     """Of hilrp and of what results depend on."""
-    found = {name: _version(name) for name in _PACKAGES}
+    found = {name: version_of(name) for name in _PACKAGES}
     return {"hilrp": hilrp.__version__, "python": platform.python_version(), "packages": found}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _short(value: Any) -> str:

@@ -24,8 +24,8 @@ _TELLING = 0.9
 #: It is suspect if it matters in this part of a class's images, and so many times as often as in those of others.
 _OFTEN, _TIMES = 0.5, 3.0
 
-_COLUMNS = ("number", "id", "model", "method", "error", "label", "target", "target_name", "prediction", "prediction_name", "verdict",
-            "energy", "area", "pointing", "pixel_share", "entropy", "residual", "grid")  # fmt: skip
+_COLUMNS = ("number", "id", "model", "method", "error", "label", "target", "target_name", "prediction", "verdict",
+            "energy", "area", "pixel_share", "entropy", "grid")  # fmt: skip
 #: What may be unusual about an explanation, and how it is called.
 _UNUSUAL = {
     "entropy": "spread of the map (entropy)",
