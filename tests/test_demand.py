@@ -38,7 +38,7 @@ def products(model: nn.Module, rules: str | Rules, **options) -> Products:
     mode = Products()
     x = torch.randn(B, N, 6, dtype=F64)
     with mode:
-        explained(model, x, rules, **options)
+        explained(model, x, rules, audit="off", **options)
     return mode
 
 
@@ -85,7 +85,7 @@ def test_a_score_that_is_a_part_of_the_output():
     for columns in (0, 3, 8):
         mode = Products()
         with mode:
-            found = hilrp.explain(model, x, lambda out, i=columns: out[0][:, i], "epsilon", stages=None)
+            found = hilrp.explain(model, x, lambda out, i=columns: out[0][:, i], "epsilon", audit="off", stages=None)
         assert mode.found[-1] == {3, 1, 6}
         torch.testing.assert_close(found.relevance, x * weight[columns])
         torch.testing.assert_close(found.ledger.entries["bias"], bias[columns].expand(3))

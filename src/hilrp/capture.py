@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.checks import tf32
+from hilrp.custom_functions import FUNCTIONS
 from hilrp.memory import shortage
 from hilrp.registry import MODULES, OPERATIONS
 from hilrp.targets.classes import Checked
@@ -223,7 +224,7 @@ def form(inputs: Any) -> Hashable | None:
     attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     exact = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
-    registered = tuple(id(rows[-1]) for rows in (*OPERATIONS.values(), *MODULES.values()))
+    registered = tuple(id(rows[-1]) for rows in (*OPERATIONS.values(), *MODULES.values(), *FUNCTIONS.values()))
     return kinds, autocast, tf32(), exact, attention, registered
 
 

@@ -106,7 +106,7 @@ class _Rerun:
                 raise ModelError(
                     f"`{engine.path or type(self.module).__name__}` could not run a second time: {type(error).__name__}: {error}. Leave it out of checkpoint=."
                 ) from error
-        found = [engine.tracker.current(t) for t in _numbers(output)]
+        found = [engine.current(t) for t in _numbers(output)]
         watch(found)
         engine.release()
         return leaves, found

@@ -8,7 +8,8 @@ operation, so that not even ``requires_grad`` flags are touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from hilrp import checkpointing, in_place, messages, module_rules
+from hilrp.custom_functions import FunctionCall, Waiting, is_users, listening
 from hilrp.errors import AuditError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Site
@@ -29,7 +31,17 @@ from hilrp.primitives.secant.table import rule_for
 from hilrp.products import folds, note_product, output_level
 from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
-from hilrp.table import CREATION, QUERIES, SHAPED_BY_SECOND, Primitive, Row, is_python_source, operation_name
+from hilrp.strangers import Strangers
+from hilrp.table import (
+    CREATION,
+    QUERIES,
+    READ_OUTS,
+    SHAPED_BY_SECOND,
+    Primitive,
+    Row,
+    is_python_source,
+    operation_name,
+)
 from hilrp.tracking import Tally, Tracker
 from hilrp.tree import map_tensors, tensors
 
@@ -64,6 +76,7 @@ class Engine(TorchFunctionMode):
         tally: Tally | None = None,
     ) -> None:
         super().__init__()
+        first = tally is None
         self._checkpoints = checkpoints
         self._inspect = inspect
         self.model, self.rules, self.books = model, rules, books
@@ -75,6 +88,9 @@ class Engine(TorchFunctionMode):
         self._modules = ModuleWatch(model, self._enter_module, self._leave_module)
         self._opaque: tuple[nn.Module, tuple[Any, ...], dict[int, Tensor]] | None = None
         self._sites = tally.sites
+        # Where a part runs again, whoever gives it tensors has looked at them.
+        self._strangers = Strangers(model, tally, self.tracker) if first else None
+        self._functions = Waiting()
         self._depth = 0
         self.layers = Layers(layers)
 
@@ -83,6 +99,8 @@ class Engine(TorchFunctionMode):
     def __enter__(self) -> Engine:
         if self._depth == 0:
             self._modules.open()
+            self._listening = listening(self._run_function)
+            self._listening.__enter__()
         self._depth += 1
         super().__enter__()
         return self
@@ -91,12 +109,26 @@ class Engine(TorchFunctionMode):
         super().__exit__(*exception)
         self._depth -= 1
         if self._depth == 0:
+            self._listening.__exit__(*exception)
             self._modules.close()
 
     def release(self) -> None:
         """Lets go of the pass's tensors and of whoever asked for them."""
         self.tracker.release()
+        self._functions.clear()
         self.on_module = self._inspect = None
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Within, numbers that are read out and tensors from elsewhere aren't told of: they are part of the question."""
+        strangers, reads = self._strangers, self.tally.read_outs.copy()
+        self._strangers = None
+        try:
+            yield
+        finally:
+            self._strangers = strangers
+            self.tally.read_outs.clear()
+            self.tally.read_outs.update(reads)
 
     @property
     def path(self) -> str:
@@ -114,7 +146,7 @@ class Engine(TorchFunctionMode):
         if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._checkpoints):
             return None
         with _pop_mode_temporarily():
-            args, copies = map_tensors(self._current, args), {}
+            args, copies = map_tensors(self.current, args), {}
             for t in tensors(args):
                 if self.tracker.varies(t):
                     # What runs inside is the module's own affair: it may write to its copy.
@@ -130,9 +162,9 @@ class Engine(TorchFunctionMode):
                 run = module_rules.run if type(module) in MODULES else checkpointing.run
                 if run is checkpointing.run:
                     checkpointing.check_unwritten(module, self.path, copies.values())
-                output = replaced = run(self, module, args, map_tensors(self._current, kwargs), output)
+                output = replaced = run(self, module, args, map_tensors(self.current, kwargs), output)
             if self.on_module is not None and self._opaque is None:
-                shown = map_tensors(self._current, output) if self.tracker.has_aliases else output
+                shown = map_tensors(self.current, output) if self.tracker.has_aliases else output
                 self.on_module(self.path, module, shown)
             return replaced
 
@@ -142,12 +174,15 @@ class Engine(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch._C._are_functorch_transforms_active():
+            # Inside torch.vmap and its like tensors are wrapped, and can't be told apart: what comes out of it is looked at.
+            return func(*args, **kwargs)
         operands = tensors((args, kwargs))
         if not operands:
-            return func(*args, **kwargs)
+            return self._made(func(*args, **kwargs))
         if self._opaque is not None:
-            if self.tracker.has_aliases:
-                args, kwargs = map_tensors(self._current, (args, kwargs))
+            if self._stands_in:
+                args, kwargs = map_tensors(self.current, (args, kwargs))
             with torch.no_grad():
                 return func(*args, **kwargs)
         return self.apply(func, args, kwargs, operands)
@@ -156,28 +191,27 @@ class Engine(TorchFunctionMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor] | None = None
     ) -> Any:
         """Runs one call under its rule."""
-        if self.tracker.has_aliases:
-            args, kwargs = map_tensors(self._current, (args, kwargs))
+        if self._stands_in:
+            args, kwargs = map_tensors(self.current, (args, kwargs))
             operands = None
         operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
         if name in QUERIES:
             return func(*args, **kwargs)
         varying = [t for t in operands if self.is_varying(t, name)]
-        if name in CREATION:
-            varying = []
-        elif name in SHAPED_BY_SECOND:
-            varying = [t for t in varying if t is operands[0]]
-        if not varying:
-            if self.relative and name not in CREATION and any(self.tracker.reference(t) is not None for t in operands):
-                if works_in_place or name == "setitem" or isinstance(kwargs.get("out"), Tensor):
-                    return in_place.run(self, func, name, args, kwargs)
-                return self._run_on_choices(func, args, kwargs)
-            if any(t.requires_grad for t in operands):
-                with torch.no_grad():
-                    return func(*args, **kwargs)
-            return func(*args, **kwargs)
-        if works_in_place or name == "setitem" or isinstance(kwargs.get("out"), Tensor):
+        if name in CREATION or name in SHAPED_BY_SECOND:
+            # Of the others they take shape and type alone.
+            operands = operands[:1] if name in SHAPED_BY_SECOND else []
+            varying = [t for t in varying if any(t is each for each in operands)]
+        chooses = not varying and self._depends_on_choices(operands)
+        if name in READ_OUTS and (varying or chooses):
+            return self._read_out(func, name, args, kwargs)
+        if not varying and not chooses:
+            return self._run_on_constants(func, args, kwargs, operands)
+        written = in_place.written(name, works_in_place, args, kwargs)
+        if not varying and not (self.relative and written):
+            return self._run_on_choices(func, name, args, kwargs, written)
+        if written:
             return in_place.run(self, func, name, args, kwargs)
         row = row_of(name)
         if (
@@ -189,6 +223,74 @@ class Engine(TorchFunctionMode):
                 return opened(func)(*args, **kwargs)
         return self.run(func, name, args, kwargs, row, varying)
 
+    @property
+    def _stands_in(self) -> bool:
+        """Whether any tensor stands for another."""
+        return self.tracker.has_aliases or self._functions.waiting
+
+    def _depends_on_choices(self, operands: list[Tensor]) -> bool:
+        """Whether an operand depends on the input without carrying anything: a mask, an index, a table looked up by one."""
+        if self.relative:
+            return any(self.tracker.reference(t) is not None for t in operands)
+        return self.tracker.has_masks and any(map(self.tracker.is_choice, operands))
+
+    def _run_on_constants(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
+        if any(t.requires_grad for t in operands):
+            with torch.no_grad():
+                return self._made(func(*args, **kwargs))
+        return self._made(func(*args, **kwargs))
+
+    def _made(self, out: Any) -> Any:
+        """Enters constants that the model made while the engine looked on."""
+        if self._strangers is not None:
+            for t in tensors(out):
+                self.tracker.make(t)
+        return out
+
+    def _read_out(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A call that takes values out of torch. What the model makes of them, the engine can't follow: that is told."""
+        self.tally.read_outs[f"`{name}` in {messages.place(self.path)}"] += 1
+        with torch.no_grad():
+            return func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
+
+    def _look_at_unknown(self, func: Any, name: str, out: Any, call: Call) -> None:
+        """An operation that isn't in the table: it has no rule, unless it makes masks, indices or numbers of its operands."""
+        found = tensors(out)
+        if not found:
+            self.tally.read_outs[f"`{name}` in {messages.place(self.path)}"] += 1
+        numbers = [t for t in found if t.is_floating_point() or t.is_complex()]
+        if any(t.requires_grad for t in found) or (numbers and call.carriers):
+            self.problem(messages.unknown_operation(func, name, self.path, self.module))
+
+    # Custom functions ---------------------------------------------------------------------------------------------
+
+    def _run_function(self, call: FunctionCall) -> Any:
+        """Runs the forward of a registered autograd.Function, and remembers its arguments until its output is used."""
+        call.args, call.kwargs = map_tensors(self.current, (call.args, call.kwargs))
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            out = call.forward()
+        self._functions.add(call, out)
+        return out
+
+    def _settle(self, tensor: Tensor) -> None:
+        """Puts the rule of a registered autograd.Function on its output, if this is one that has not been used yet."""
+        call = self._functions.take(tensor)
+        if call is None:
+            return
+        given = tensors((call.args, call.kwargs))
+        varying = [t for t in given if self.is_varying(t, call.name)]
+        if not varying:
+            self._made(call.output)
+            return
+        out = self.run(call.again, call.name, call.args, call.kwargs, call.row, varying)
+        for old, new in zip(tensors(call.output), tensors(out), strict=True):
+            self.tracker.alias(old, new)
+
+    def problem(self, error: AuditError) -> None:
+        """Tells of something that a strict audit raises."""
+        self.tally.problems[str(error)] += 1
+        self.on_problem(error)
+
     def run(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         """Runs an operation with its rule, or without a graph where none is wanted."""
         if self.relative and not torch.is_grad_enabled():
@@ -199,8 +301,10 @@ class Engine(TorchFunctionMode):
             return self._run_without_graph(func, args, kwargs, row, varying)
         return self._run_rule(func, name, args, kwargs, row, varying)
 
-    def _current(self, tensor: Tensor) -> Tensor:
+    def current(self, tensor: Tensor) -> Tensor:
         """The tensor that stands for this one; a view of a constant that has become dependent is taken anew."""
+        if self._functions.waiting:
+            self._settle(tensor)
         found = self.tracker.current(tensor)
         root = tensor._base
         # After `y.unsqueeze_(1)` a view of y stands for y.
@@ -212,15 +316,21 @@ class Engine(TorchFunctionMode):
     def is_varying(self, tensor: Tensor, name: str) -> bool:
         """Whether the tensor varies; finds those that came out of an operation the engine never saw."""
         info = self.tracker.info(tensor)
-        if info is not None and info.carries == tensor.requires_grad:
+        if info is not None and tensor._version != info.version:
+            self.problem(messages.unseen_write(tensor, self.path, name))
+            info.version = tensor._version
+        if info is not None and info.carries == tensor.requires_grad and not is_users(tensor.grad_fn):
             return True
         if not tensor.requires_grad:
+            if info is None and self._strangers is not None:
+                self._strangers.meet(tensor, name, self.module, self.path)
             return info is not None
         if tensor.is_leaf or not self.tracker.reaches_input(tensor):
             return False
-        self.on_problem(messages.hidden_operation(tensor, self.path, name))
-        layers.watch_hidden(tensor)
-        self.tracker.track(tensor, Level.SIGNAL, None)
+        if info is None or not info.hidden:
+            self.problem(messages.hidden_operation(tensor, self.path, name))
+            layers.watch_hidden(tensor)
+            self.tracker.track(tensor, Level.SIGNAL, None, hidden=True)
         return True
 
     def _run_without_graph(self, func: Any, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
@@ -229,13 +339,26 @@ class Engine(TorchFunctionMode):
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
                 self.tracker.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
+            else:
+                self.tracker.choose(t)
         return out
 
-    def _run_on_choices(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_on_choices(self, func: Any, name: str, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         """An operation on masks and indices alone: it carries no relevance, but is another one on the reference."""
         with torch.no_grad():
             out = func(*args, **kwargs)
-        self._refer(out, self._on_reference(func, args, kwargs).output)
+        found = [*tensors(out), *written]
+        if not found:
+            self.tally.read_outs[f"`{name}` in {messages.place(self.path)}"] += 1
+        for t in found:
+            for each in (t,) if t._base is None else (t, t._base):
+                if not (each.is_floating_point() or each.is_complex()):
+                    self.tracker.choose(each)
+                elif not self.tracker.varies(each):
+                    self.tracker.track(each, Level.GATE, None)
+                    self.tally.notes[messages.by_choice(name, self.path)] += each is t
+        if self.relative:
+            self._refer(out, self._on_reference(func, args, kwargs).output)
         return out
 
     def _refer(self, out: Any, reference: Any) -> None:
@@ -275,12 +398,11 @@ class Engine(TorchFunctionMode):
         )
         if row is None:
             out = call.run()
-            if any(t.requires_grad for t in tensors(out)):
-                self.on_problem(messages.unknown_operation(func, name, self.path, self.module))
+            self._look_at_unknown(func, name, out, call)
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
         else:
-            out = (row.rule if reference is None else rule_for(name, row.rule))(call)
+            out = (row.rule if reference is None else rule_for(name, row.rule, row.users))(call)
         layers.watch(call.carriers, out)
         if reference is not None:
             self._refer(out, reference.output)
@@ -298,6 +420,7 @@ class Engine(TorchFunctionMode):
         level = Level.SIGNAL if row is None else output_level(row, call, varying)
         for t in tensors(out):
             if not (t.is_floating_point() or t.is_complex()):
+                self.tracker.choose(t)
                 continue
             layout = self._follow(row, varying, t, args, kwargs, func)
             if name in ("detach", "data"):
@@ -322,7 +445,7 @@ class Engine(TorchFunctionMode):
             if site is None or not t.requires_grad:
                 return t
             tap = torch.ops.aten.alias(t)
-            self.tracker.track(tap, info.level, info.layout)
+            self.tracker.track(tap, info.level, info.layout, tap=True)
             self.books.measure(tap, -1, site, info.layout, self.tracker.reference(t))
             return tap
 
@@ -334,7 +457,7 @@ class Engine(TorchFunctionMode):
             surrogate = rule(call)
         if rule.unproven:
             for problem in messages.differences(call.name, self.path, tensors(value), tensors(surrogate)):
-                self.on_problem(problem)
+                self.problem(problem)
         pairs = list(zip(tensors(value), tensors(surrogate), strict=True))
         if self.books.itemised:
             for _, s in pairs:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hilrp import messages
 from hilrp.batches import Batch, in_batches
 from hilrp.capture import Recorder
 from hilrp.checkpointing import find_checkpoints
 from hilrp.checks import check_input, check_model, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation, mean_of
-from hilrp.ledger import Books, Ledger, Site
+from hilrp.ledger import OTHERS, Books, Ledger, Site
 from hilrp.passes import Outcome, Pass, input_names
+from hilrp.plain_passes import Comparison, Findings
 from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
 from hilrp.stages import find_stages, of_stage
@@ -26,6 +29,9 @@ from hilrp.targets.classes import checked
 from hilrp.tree import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
+
+#: A leak is blamed for what is missing if it is at least this part of it.
+_BLAMED = 0.1
 
 
 def explain(
@@ -153,10 +159,21 @@ class Explainer:
         found = self._outcome(x, target, batch, reference)
         ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
         sound = bool(found.sound)
-        if found.unsplit or (not sound and self._samples_mixed_up(ledger, limit)):
-            ledger = Ledger.joined(self._ledgers_by_sample(x, target, batch, range(batch), self.itemised, reference))
+        doubted = found.unsplit or (not sound and self._samples_mixed_up(ledger, limit))
+        plain = self._beside_plain_passes(found, x, target, batch, reference, doubted)
+        notes |= dict.fromkeys(plain.notes, 1)
+        if doubted or plain.mixed:
+            found = self._one_by_one(found, x, target, batch, reference)
+            ledger, sound = found.ledger, False
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
-            sound = False
+        if OTHERS in ledger.entries:
+            notes[
+                "samples see each other: each score was propagated alone, and what landed on other samples is the entry "
+                f"`{OTHERS}`. Explained in other batches, the samples have other maps"
+            ] = batch
+        unchecked = [*plain.unchecked, *(f"what an audit would have raised ({error})" for error in found.problems)]
+        if unchecked:
+            notes[f"not checked: {'; '.join(unchecked)}"] = 1
         if reference is not None and len(ledger.inputs) > 1:
             pairs = zip(input_names(self.model, x), tensors(x), tensors(reference), strict=False)
             same = [name for name, t, t0 in pairs if name in ledger.inputs and torch.equal(t, t0)]
@@ -185,7 +202,36 @@ class Explainer:
             tolerance=limit,
             notes=notes,
             reference=None if reference is None else map_tensors(Tensor.detach, reference),
+            unchecked=tuple(unchecked),
         )
+
+    def _beside_plain_passes(
+        self, found: Outcome, x: Any, target: Target, batch: int, reference: Any, doubted: bool
+    ) -> Findings:
+        """Compares with what the model does without the engine; raises or warns where that is something else."""
+        if not self._checks:
+            notes = [messages.read_out(where) for where in found.read_outs]
+            return Findings(notes=notes, unchecked=['the score and the samples beside plain passes (audit="off")'])
+
+        def follow(other: Any) -> list[tuple[str, Tensor]]:
+            chosen = target if callable(target) else found.chosen
+            books = Books(batch)
+            run = Pass(self.model, other, chosen, self.rules, books, lambda _: None, batch, reference=reference)
+            return run.engine.tally.strangers
+
+        findings = Comparison(self.model, x, target, batch, reference, found, follow).run(self._anew, doubted)
+        for error in findings.errors:
+            self._unsound(error)
+            findings.unchecked.append(f"what an audit would have raised ({error})")
+        return findings
+
+    @property
+    def _checks(self) -> bool:
+        """Whether explanations are compared with plain passes."""
+        return self._audit != "off"
+
+    #: Whether all comparisons are made, whatever is known of the model.
+    _anew = False
 
     def _outcome(self, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
         def step(inputs: tuple[Any, ...]) -> Outcome:
@@ -254,20 +300,44 @@ class Explainer:
         self._layers = found.engine.layers.count
         return found
 
-    def _ledgers_by_sample(
-        self, x: Any, target: Target, batch: int, samples: Iterable[int], itemised: bool, reference: Any
-    ) -> list[Ledger]:
-        """Ledgers of single samples: each sample's score is propagated alone, so that nothing has to be told apart."""
-        run = self._run(x, target, batch, Books(1, itemised), reference=reference)
-        before = run.reference_score
-        ledgers = []
-        for i in samples:
-            run.books.clear()
-            _, pixels = run.backward(i)
-            own = None if before is None else before[i : i + 1]
-            alone = {name: value.sum().reshape(1) for name, value in pixels.items()}
-            ledgers.append(Ledger.close(run.books, run.score[i : i + 1], alone, own))
-        return ledgers
+    def _one_by_one(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
+        """The same with each sample's score propagated alone, so that nothing has to be told apart."""
+        run = self._run(x, target, batch, Books(1, self.itemised), self.stages, reference=reference)
+        rows: list[list[Tensor]] = [[] for _ in tensors(found.relevance)]
+        ledgers, sums, maps = [], defaultdict(list), defaultdict(list)
+        for i in range(batch):
+            relevance, ledger = self._of_sample(run, i)
+            ledgers.append(ledger)
+            for row, t in zip(rows, tensors(relevance), strict=True):
+                row.append(t[i : i + 1])
+            for name, total in run.sums.items():
+                sums[name].append(total.sum().reshape(1))  # what is on its way to other samples is on its way, too
+            for name, each in run.maps.items():
+                maps[name].append(each[i : i + 1])
+        whole = {
+            id(t): torch.cat(row) if t.shape[:1] == (batch,) else t
+            for t, row in zip(tensors(found.relevance), rows, strict=True)
+        }
+        return replace(
+            found,
+            relevance=map_tensors(lambda t: whole[id(t)], found.relevance),
+            ledger=Ledger.joined(ledgers),
+            sums={name: torch.cat(each) for name, each in sums.items()},
+            maps={name: torch.cat(each) for name, each in maps.items() if len(each) == batch},
+        )
+
+    def _of_sample(self, run: Pass, sample: int) -> tuple[Any, Ledger]:
+        """The relevance of one sample's score, and its ledger; what lies on other samples is an entry of its own."""
+        for held in (run.books, run.sums, run.maps):
+            held.clear()
+        relevance, arrived = run.backward(sample)
+        own = {name: value[sample : sample + 1] for name, value in arrived.items()}
+        before = None if run.reference_score is None else run.reference_score[sample : sample + 1]
+        ledger = Ledger.close(run.books, run.score[sample : sample + 1], own, before)
+        others = sum((value.sum().reshape(1) - own[name] for name, value in arrived.items()), torch.zeros_like(ledger.score))
+        if bool((others != 0).any()):
+            ledger = replace(ledger, entries=ledger.entries | {OTHERS: others})
+        return relevance, ledger
 
     def _problem(self, error: HilrpError) -> None:
         """An operation without a rule. A rule set that doesn't claim to conserve may have those."""
@@ -310,19 +380,29 @@ class Explainer:
 
     def _find_leak(self, x: Any, target: Target, ledger: Ledger, reference: Any) -> BooksError:
         sample = int(ledger.leak.nan_to_num(float("inf")).argmax())
-        (found,) = self._ledgers_by_sample(x, target, len(ledger.score), [sample], True, reference)
+        run = self._run(x, target, len(ledger.score), Books(1, itemised=True), reference=reference)
+        _, found = self._of_sample(run, sample)
+        missing = float(ledger.difference[sample])
         worst = max(found.leaks, key=lambda name: float(found.leaks[name].abs()), default=None)
-        where = f" The largest leak is at `{worst}`: {float(found.leaks[worst]):.4g}." if worst else ""
+        largest = 0.0 if worst is None else float(found.leaks[worst])
         gross = float(sum((v[sample].abs() for v in ledger.entries.values()), ledger.pixels[sample].abs()))
-        hint = (
-            " The score is tiny beside the relevance that flows, so that rounding alone can do this: try float64."
-            if gross > 1000 * float(ledger.score[sample].abs())
-            else " If it is an operation of your own, correct its rule (hilrp.register); if it is one of torch's, please report it."
-        )
+        # Leaks of single operations sum to what is missing, unless it went where no operation was seen.
+        if abs(largest) >= _BLAMED * max(abs(missing), float(found.difference.abs())):
+            reason = (
+                f" The largest leak is at `{worst}`: {largest:.4g}. If it is an operation of your own, correct its rule "
+                "(hilrp.register); if it is one of torch's, please report it."
+            )
+        else:
+            reason = (
+                " No operation that hilrp saw leaks as much: relevance was lost or made where it doesn't look (a hook on a tensor "
+                "that changes gradients, code that hides from it). hilrp.audit(model, x) lists what it saw."
+            )
+        if gross > 1000 * float(ledger.score[sample].abs()):
+            reason = " The score is tiny beside the relevance that flows, so that rounding alone can do this: try float64."
         return BooksError(
             f"The books of sample {sample} do not close: of the score {float(ledger.score[sample]):.6g}, "
-            f"{float(ledger.difference[sample]):.4g} is unaccounted for (residual {float(ledger.residual[sample]):.2g}, "
-            f"leak {float(ledger.leak[sample]):.2g}).{where}{hint}"
+            f"{missing:.4g} is unaccounted for (residual {float(ledger.residual[sample]):.2g}, "
+            f"leak {float(ledger.leak[sample]):.2g}).{reason}"
         )
 
     def _find_non_finite(self, x: Any, target: Target, batch: int, reference: Any) -> ModelError:

@@ -44,6 +44,7 @@ class Explanation:
         tolerance: How far books may be from closing, by the precision of the pass.
         notes: What the engine found worth saying, with counts (for instance even splits).
         reference: What relevance is relative to, in the form of the input, where there is such a thing; of several, their mean.
+        unchecked: What could make the map wrong and was not ruled out; where that is nothing, a map can be *valid*.
     """
 
     relevance: Any
@@ -59,6 +60,7 @@ class Explanation:
     tolerance: float
     notes: dict[str, int] = field(default_factory=dict)
     reference: Any = None
+    unchecked: tuple[str, ...] = ()
 
     @property
     def map(self) -> Tensor:
@@ -75,12 +77,13 @@ class Explanation:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What the books say of each sample's map: valid, absorbed, inflated or degenerate."""
+        """What the books and the checks say of each sample's map, in a word: see `Verdict`."""
         # Relative to a reference it is the difference of the scores that is on the pixels, or isn't.
         explained = self.ledger.explained
         share = torch.where(explained == self.ledger.pixels, 1, self.ledger.pixels / explained)
-        pairs = zip(share.tolist(), self.ledger.residual.tolist(), strict=True)
-        return [verdict(share, residual, self.tolerance) for share, residual in pairs]
+        figures = zip(share.tolist(), self.ledger.residual.tolist(), self.ledger.contrast.tolist(), strict=True)
+        checked = not self.unchecked
+        return [verdict(part, residual, self.tolerance, contrast, checked) for part, residual, contrast in figures]
 
     def __len__(self) -> int:
         return self.score.shape[0]
@@ -124,6 +127,7 @@ class Explanation:
             "verdict": [str(each) for each in self.verdicts],
             "trace": {name: value.tolist() for name, value in self.trace.items()},
             "notes": self.notes,
+            "unchecked": list(self.unchecked),
             "rules": {name: getattr(self.rules, name) for name in self.rules.__dataclass_fields__},
         }
 
@@ -264,7 +268,12 @@ def mean_of(explanations: Sequence[Explanation]) -> Explanation:
     parts = ("relevance", "stages", "trace", "reference")
     means = {name: mean([getattr(each, name) for each in explanations]) for name in parts}
     notes = {note: count for each in explanations for note, count in each.notes.items()}
-    return replace(explanations[0], **means, ledger=Ledger.mean([each.ledger for each in explanations]), notes=notes)
+    ledger = Ledger.mean([each.ledger for each in explanations])
+    return replace(explanations[0], **means, ledger=ledger, notes=notes, unchecked=_unchecked(explanations))
+
+
+def _unchecked(explanations: Sequence[Explanation]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(reason for each in explanations for reason in each.unchecked))
 
 
 def joined(explanations: Sequence[Explanation], x: Any) -> Explanation:
@@ -300,4 +309,5 @@ def joined(explanations: Sequence[Explanation], x: Any) -> Explanation:
         ledger=Ledger.joined(every("ledger")),
         tolerance=max(every("tolerance")),
         notes=dict(sum(map(Counter, every("notes")), Counter())),
+        unchecked=_unchecked(explanations),
     )

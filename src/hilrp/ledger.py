@@ -34,6 +34,8 @@ class Site(NamedTuple):
 
 #: The entry of the reference's own score.
 REFERENCE = "reference"
+#: The entry of relevance that lies on other samples of the batch, where samples see each other.
+OTHERS = "other samples"
 
 
 #: Kinds of constants that are a model's parameters, and no masks.
@@ -280,6 +282,14 @@ class Ledger:
     def explained(self) -> Tensor:
         """What the pixels should hold: the score, less that of the reference, where there is one."""
         return self.score - self.entries.get(REFERENCE, torch.zeros_like(self.score))
+
+    @property
+    def contrast(self) -> Tensor:
+        """How large what is explained is, beside the larger of score and reference's score; without a reference, one."""
+        if REFERENCE not in self.entries:
+            return torch.ones_like(self.score)
+        scale = torch.maximum(self.score.abs(), self.entries[REFERENCE].abs())
+        return torch.where(scale == 0, 0, self.explained.abs() / scale)
 
     @property
     def share(self) -> Tensor:

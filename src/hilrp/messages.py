@@ -68,18 +68,90 @@ def _public_name(func: Any, name: str) -> str:
 
 def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     """A tensor that came out of code that the engine can't see into."""
-    origin = tensor.grad_fn.name() if tensor.grad_fn is not None else "unknown"
+    node = tensor.grad_fn
+    origin = node.name() if node is not None else "unknown"
+    function = getattr(node, "_forward_cls", None)
     # torch's own nodes end in a digit (MulBackward0); a custom function's is named after its class.
-    custom = origin.endswith("Backward")
-    source = "a custom autograd.Function" if custom else "code that was scripted or compiled"
+    custom = function is not None or origin.endswith("Backward")
+    source = "a custom autograd.Function" if custom else "code that was scripted, compiled or mapped, or an extension's"
+    registered = "TheModuleClass" if function is None else function.__name__
     return AuditError(
         f"A tensor that `{consumer}` uses in {place(path)} depends on the input through operations that hilrp did not see: "
-        f"it was made by {source} (autograd node {origin}). Its gradient isn't a conserving rule. Give the module that "
-        "calls it a rule of its own, for instance\n"
-        '    hilrp.register(TheModuleClass, "activation")   # or a surrogate function(module, x)\n'
+        f"it was made by {source} (autograd node {origin}). Its gradient isn't a conserving rule. Give it, or the module that "
+        "calls it, a rule of its own, for instance\n"
+        f'    hilrp.register({registered}, "activation")   # or a surrogate function of the same arguments (a module comes first)\n'
         "or use the plain Python form of that code (many libraries have a switch for it), or accept the raw gradient with "
         'audit="warn".'
     )
+
+
+def unseen_write(tensor: Tensor, path: str, consumer: str) -> AuditError:
+    """A tensor that was written to by code that the engine can't see into."""
+    return AuditError(
+        f"A tensor of the shape {tuple(tensor.shape)} that `{consumer}` uses in {place(path)} was written to by code that hilrp did not "
+        "see (an extension, scripted code, another thread). Give the module that does so a rule of its own (hilrp.register), "
+        'or let that code return a new tensor, or accept a wrong map with audit="warn".'
+    )
+
+
+def unseen_origin(places: list[str]) -> AuditError:
+    """Tensors that depend on the input, and that the engine did not see being made."""
+    return AuditError(
+        f"Tensors that {_listed(places)} use depend on the input, but hilrp did not see how they were made: by numpy or another library, in "
+        "another thread, or by an extension. They would count as constants. Compute them with torch in the thread that runs "
+        "the model, give the module that makes them a rule of its own (hilrp.register), or accept that with audit=\"warn\"."
+    )
+
+
+def other_score(plain: float, explained: float, sample: int) -> AuditError:
+    """The explained score isn't that of the model."""
+    return AuditError(
+        f"The explained score of sample {sample} is {explained:.6g}, but the model itself gives {plain:.6g} on the same input: something in "
+        "it runs differently under hilrp (code that hilrp does not see, and that reads what was written in place; a "
+        "state that changes from call to call). Please report this if it is the model of a library."
+    )
+
+
+def other_class(plain: int, explained: int, sample: int) -> AuditError:
+    """The explained class isn't the model's prediction."""
+    return AuditError(
+        f"The explained class of sample {sample} is {explained}, but the model itself predicts {plain} on the same input. Give the class "
+        "as the target, and please report this if it is the model of a library."
+    )
+
+
+def false_reference(
+    plain: float, followed: float, sample: int, read_outs: list[str], strangers: list[str]
+) -> AuditError:
+    """The reference's score isn't that of the model."""
+    reasons = [
+        f"numbers that the model reads out of its tensors ({_listed(read_outs)}) are the input's there, too" if read_outs else "",
+        f"hilrp did not see how tensors that {_listed(strangers)} use were made" if strangers else "",
+    ]
+    reason = "; ".join(filter(None, reasons)) or "something in it isn't followed there (a state that changes from call to call)"
+    return AuditError(
+        f"The score of sample {sample} on the reference would be {followed:.6g}, but the model itself gives {plain:.6g} there: {reason}. The "
+        "relevance would sum to a false difference. Keep those values in tensors and in this thread (torch.where instead of "
+        '`if`, no item(), tolist() or float()), or explain without a reference (rules="hilrp").'
+    )
+
+
+def by_choice(name: str, path: str) -> str:
+    """Numbers that were made of masks and indices."""
+    return (
+        f"what `{name}` in {place(path)} makes depends on the input through whole numbers or masks alone, and carries no relevance"
+    )
+
+
+def read_out(where: str) -> str:
+    """Values that left torch."""
+    return f"{where} reads numbers out of the pass: what the model makes of them counts as constant"
+
+
+def _listed(places: list[str], most: int = 3) -> str:
+    shown = list(dict.fromkeys(places))
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
 
 
 def differences(name: str, path: str, value: list[Tensor], surrogate: list[Tensor]) -> list[AuditError]:

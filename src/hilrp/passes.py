@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ from hilrp.primitives.layers import watch
 from hilrp.rules import Rules
 from hilrp.stages import channels_last, stream_name, streams, to_map
 from hilrp.targets import Target, score_of
-from hilrp.tree import map_tensors, tensors
+from hilrp.targets.classes import Checked, is_own
+from hilrp.tree import map_objects, map_tensors, tensors
 
 #: Gradients of single pixels underflow in float16; the backward pass is started with this instead of one.
 _FLOAT16_SEED = 4096.0
@@ -38,6 +39,11 @@ class Outcome:
         unsplit: Whether an entry of the books could not be told apart by sample.
         limit: How far the books may be from closing.
         sound: Whether all is finite, the books close, and there is a score to decompose: one flag on the device.
+        chosen: The explained classes as a target, where the target is one.
+        reference_score: The scores on the reference, and ``reference_output`` the tensors of the output there.
+        read_outs: Where the model read numbers out of tensors that depend on the input.
+        strangers: Tensors that came in without having been seen being made, with where they were used.
+        problems: What a strict audit would have raised.
     """
 
     relevance: Any
@@ -52,6 +58,12 @@ class Outcome:
     limit: float
     sound: Tensor
     notes: dict[str, int]
+    chosen: Checked | None
+    reference_score: Tensor | None
+    reference_output: list[Tensor]
+    read_outs: dict[str, int]
+    strangers: list[tuple[str, Tensor]]
+    problems: dict[str, int]
 
 
 class Pass:
@@ -117,16 +129,22 @@ class Pass:
                 self._leaves,
             )
             self._before = before
+            for t in tensors(self._leaves):
+                engine.tracker.make(t)  # inputs that are held fixed come in as they are
             with engine:
                 output = self._forward(model, inputs)
+            output = map_objects(engine.current, output)  # what the model wrote in place is in other tensors
+            with engine, engine.unwatched() if is_own(target) else nullcontext():
                 found = score_of(output, target, batch)
-                score = engine.tracker.current(found.value)
+            score = engine.current(found.value)
         _check_score(engine, score)
         watch([score])
         self._graph, self.score = score, score.detach()
         self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against
-        self.output = map_tensors(lambda t: engine.tracker.current(t).detach(), output)
+        self._chosen = None if found.classes is None else Checked(found.classes, found.against)
+        self._reference_output = [engine.tracker.on_reference(t).detach() for t in tensors(output)] if relative else []
+        self.output = map_objects(lambda t: engine.current(t).detach(), output)
         engine.release()
         books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
 
@@ -164,6 +182,7 @@ class Pass:
 
     def outcome(self) -> Outcome:
         """Runs backward, and closes the books."""
+        tally = self.engine.tally
         relevance, pixels = self.backward()
         del self._graph  # modules that run again hold this pass, and the graph holds them
         ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
@@ -175,7 +194,8 @@ class Pass:
             flags.append((self.score.abs() >= torch.finfo(self.score.dtype).tiny).all())
         return Outcome(
             relevance, self.score, self.classes, self.against, self.output, self.sums, self.maps, ledger, self.books.unsplit,
-            limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes),
+            limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes), self._chosen,
+            self.reference_score, self._reference_output, dict(tally.read_outs), list(tally.strangers), dict(tally.problems),
         )  # fmt: skip
 
     def _held(self, leaf: Tensor) -> Tensor:

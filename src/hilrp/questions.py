@@ -54,7 +54,7 @@ class Question:
         """What the model makes of an input."""
         try:
             with torch.no_grad(), as_written():
-                return call_model(self.model, x)
+                return call_model(self.model, map_tensors(Tensor.clone, x))  # a model may write to its input
         except (HilrpError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd import Function
 
+from hilrp.custom_functions import FUNCTIONS, wrap
 from hilrp.errors import InputError
 from hilrp.layout import aligned, kept
 from hilrp.primitives import normalisation, reindexing
@@ -29,11 +31,17 @@ OPERATIONS: dict[str, list[Row]] = {}
 MODULES: dict[type[nn.Module], list[Row]] = {}
 
 
+#: What takes back the wrapping of a custom function.
+_unwrap: dict[Any, Callable[[], None]] = {}
+
+
 class Registration:
     """A rule in force. `remove` (or leaving the ``with`` block) takes it out again."""
 
     def __init__(self, rows: dict[Any, list[Row]], key: Any, row: Row) -> None:
         self._rows, self._key, self._row = rows, key, row
+        if rows is FUNCTIONS and key not in rows:
+            _unwrap[key] = wrap(key)
         rows.setdefault(key, []).append(row)
 
     def remove(self) -> None:
@@ -41,8 +49,8 @@ class Registration:
         rows = [row for row in self._rows.get(self._key, []) if row is not self._row]
         if rows:
             self._rows[self._key] = rows
-        else:
-            self._rows.pop(self._key, None)
+        elif self._rows.pop(self._key, None) is not None and self._key in _unwrap:
+            _unwrap.pop(self._key)()
 
     def __enter__(self) -> Registration:
         return self
@@ -51,12 +59,12 @@ class Registration:
         self.remove()
 
 
-def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[..., Any]) -> Registration:
-    """Gives an operation or a module class of your own a rule.
+def register(target: Callable[..., Any] | type[nn.Module] | type[Function], rule: str | Callable[..., Any]) -> Registration:
+    """Gives an operation, a module class or an autograd.Function of your own a rule.
 
     Args:
-        target: A torch function (``torch.special.i0``, ``torch.ops.mine.op``) or an ``nn.Module`` class. A module
-            class is then treated as one operation, whatever runs inside it.
+        target: A torch function (``torch.special.i0``, ``torch.ops.mine.op``), an ``nn.Module`` class, or a class of
+            ``torch.autograd.Function``. A class is then treated as one operation, whatever runs inside it.
         rule: One of
 
             - ``"reindexing"``: linear without constants, a selection, or homogeneous of degree one: the
@@ -77,29 +85,30 @@ def register(target: Callable[..., Any] | type[nn.Module], rule: str | Callable[
         ...     pass
     """
     is_module = isinstance(target, type) and issubclass(target, nn.Module)
+    is_function = isinstance(target, type) and issubclass(target, Function)
     if isinstance(target, nn.Module):
         raise InputError(
             f"hilrp.register takes a module's class, not a module: register({type(target).__name__}, ...)."
         )
-    if not is_module and not _is_torchs(target):
+    if not is_module and not is_function and not _is_torchs(target):
         raise InputError(
-            f"hilrp.register: {target!r} is neither a torch function nor an nn.Module class. Calls of other Python functions "
-            "can't be seen; register the class of the module that makes them."
+            f"hilrp.register: {target!r} is no torch function, nn.Module class or autograd.Function class. Calls of other "
+            "Python functions can't be seen; register the class of the module that makes them."
         )
     if isinstance(rule, str):
         if rule not in KINDS:
             raise InputError(
                 f"hilrp.register: {rule!r} is not a rule. Use one of {', '.join(KINDS)}, or a surrogate function."
             )
-        row = replace(KINDS[rule])
+        row = replace(KINDS[rule], users=True)
     elif callable(rule):
-        row = Row(Primitive.LINEAR, Surrogate(rule, unproven=True), kept)
+        row = Row(Primitive.LINEAR, Surrogate(rule, unproven=True), kept, users=True)
     else:
         raise InputError(
             f"hilrp.register: rule={rule!r} is neither a name ({', '.join(KINDS)}) nor a surrogate function."
         )
-    if is_module:
-        return Registration(MODULES, target, row)
+    if is_module or is_function:
+        return Registration(MODULES if is_module else FUNCTIONS, target, row)
     return Registration(OPERATIONS, operation_name(target)[0], row)  # type: ignore[arg-type]
 
 

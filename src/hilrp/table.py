@@ -57,7 +57,7 @@ class Row:
     """One kind of operation.
 
     ``level`` is the gate level of the output, or a function of the call; ``None`` keeps the lowest of the operands'. A linear map makes a new
-    signal of an operand whose level is at most ``renews``.
+    signal of an operand whose level is at most ``renews``. ``users`` marks a rule that the user has registered.
     """
 
     primitive: Primitive
@@ -65,6 +65,7 @@ class Row:
     follow: Follow
     level: Level | Callable[[Call], Level | None] | None = None
     renews: Level | None = None
+    users: bool = False
 
 
 L, B, N, R, T = Primitive
@@ -129,6 +130,7 @@ _ROWS: list[tuple[Row, str]] = [
         "view_as_real view_as_complex atleast_1d"),
     (Row(R, reindexing.affine, kept), "cat hstack vstack pad where masked_fill scatter scatter_add index_add index_copy index_fill index_put "
         "masked_scatter slice_scatter select_scatter write set_item"),
+    (Row(R, reindexing.native, aligned), "laid_out"),
     (Row(R, reindexing.affine, stacked), "stack"),
     (Row(R, reindexing.detach, aligned, GATE), "detach data"),
     # Made of others: written out in primitives/composite.py ----------------------------------------------------
@@ -154,7 +156,7 @@ TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.spl
 _SYNONYMS = {
     "radd": "add", "subtract": "sub", "multiply": "mul", "rmul": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
     "absolute": "abs", "negative": "neg", "concat": "cat", "concatenate": "cat", "clip": "clamp", "special_expit": "sigmoid",
-    "special_softmax": "softmax", "arctan": "atan", "arcsinh": "asinh", "row_stack": "vstack", "frobenius_norm": "norm",
+    "is_nonzero": "item", "special_softmax": "softmax", "arctan": "atan", "arcsinh": "asinh", "row_stack": "vstack", "frobenius_norm": "norm",
 }  # fmt: skip
 
 #: Operations that take only shape and type from their operands: what they make is a constant.
@@ -165,14 +167,17 @@ CREATION = frozenset(
 #: Operations that take only shape or type from their second operand.
 SHAPED_BY_SECOND = frozenset("type_as to expand_as view_as reshape_as broadcast_to".split())
 
-#: Questions about a tensor, whose answers aren't tensors on the relevance path.
+#: Questions about a tensor's form, whose answers don't depend on its values (or only show them to a reader).
 QUERIES = frozenset(
     "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout is_cuda is_floating_point is_complex "
     "is_contiguous is_nested is_sparse is_quantized is_meta is_mkldnn is_mps is_xla is_cpu is_leaf is_inference requires_grad grad_fn "
-    "grad names itemsize element_size get_device data_ptr len bool item tolist int index format repr hash id "
+    "grad names itemsize element_size get_device len format repr hash id "
     "retains_grad _version _base _is_view is_same_size is_shared is_pinned output_nr _backward_hooks is_conj is_neg "
-    "_has_compatible_shallow_copy_type dim_order untyped_storage storage nbytes has_names is_tensor is_nonzero".split()
+    "_has_compatible_shallow_copy_type dim_order nbytes has_names is_tensor dlpack_device array_priority register_hook retain_grad".split()
 )
+#: Calls that take a tensor's values out of torch: as Python numbers, as an array, or as an address in memory. Any other
+#: call that returns no tensor does so, too (``torch.equal``); these would fail on a tensor with a graph.
+READ_OUTS = frozenset("item tolist numpy array dlpack data_ptr untyped_storage storage".split())
 
 
 @lru_cache(maxsize=4096)
@@ -196,7 +201,8 @@ def operation_name(func: Callable[..., Any]) -> tuple[str, bool]:
             return func.__self__.__name__, False  # type: ignore[attr-defined]
     in_place = False
     if name.startswith("__") and name.endswith("__"):
-        name = name.strip("_")
+        # Tensor.float() casts; float(tensor) reads a number out.
+        name = "item" if name in _NUMBERS else name.strip("_")
         in_place = name in _IN_PLACE
         name = name[1:] if in_place else name
     elif name.endswith("_") and not name.startswith("_"):
@@ -204,6 +210,7 @@ def operation_name(func: Callable[..., Any]) -> tuple[str, bool]:
     return _SYNONYMS.get(name, name), in_place
 
 
+_NUMBERS = frozenset(["__float__", "__int__", "__bool__", "__complex__", "__index__"])
 _IN_PLACE = frozenset("iadd isub imul itruediv idiv ipow imatmul iand ior ixor ifloordiv imod".split())
 
 

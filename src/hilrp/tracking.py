@@ -20,22 +20,46 @@ from hilrp.table import Primitive
 
 @dataclass(slots=True)
 class Info:
-    """What is known of a tensor that depends on the input."""
+    """What is known of a tensor that depends on the input.
+
+    Attributes:
+        level: How much of a gate it is.
+        carries: Whether relevance can flow through it.
+        layout: Where the samples are in it.
+        version: torch's count of writes to it, when it was entered.
+        hidden: Whether it was made by an operation that the engine did not see.
+    """
 
     level: Level
     carries: bool
     layout: Layout | None
+    version: int
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What a pass counts, also where parts of it run again: operations, what is worth saying, what products held fixed, types, and calls at a site."""
+    """What a pass counts, also where parts of it run again.
+
+    Attributes:
+        counts: Operations, by primitive.
+        notes: What is worth saying.
+        gates: What products held fixed.
+        dtypes: The types that the pass computed in.
+        sites: Calls of an operation in a module.
+        read_outs: Where values that depend on the input left torch, as numbers or arrays.
+        strangers: Where a tensor came in that the engine had not seen being made, and that tensor.
+        problems: What a strict audit raises.
+    """
 
     counts: Counter[tuple[Primitive, str]] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     gates: Counter[str] = field(default_factory=Counter)
     dtypes: set[torch.dtype] = field(default_factory=set)
     sites: Counter[tuple[str, str]] = field(default_factory=Counter)
+    read_outs: Counter[str] = field(default_factory=Counter)
+    strangers: list[tuple[str, Tensor]] = field(default_factory=list)
+    problems: Counter[str] = field(default_factory=Counter)
 
 
 class Tracker:
@@ -48,6 +72,8 @@ class Tracker:
         self._detached: dict[int, weakref.ref[Tensor]] = {}
         self._input_nodes: list[Any] = []
         self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._choices: dict[int, weakref.ref[Tensor]] = {}
+        self._constants: dict[int, weakref.ref[Tensor]] = {}
         self.has_choices = False
 
     def info(self, tensor: Tensor) -> Info | None:
@@ -69,11 +95,35 @@ class Tracker:
         info = self.info(tensor)
         return None if info is None else info.layout
 
-    def track(self, tensor: Tensor, level: Level, layout: Layout | None) -> None:
-        """Enters a tensor that depends on the input."""
-        self._info[id(tensor)] = (weakref.ref(tensor), Info(level, tensor.requires_grad, layout))
-        if tensor._base is not None:
+    def track(self, tensor: Tensor, level: Level, layout: Layout | None, tap: bool = False, hidden: bool = False) -> None:
+        """Enters a tensor that depends on the input. The model never holds a ``tap``, which needs no keeping as a view."""
+        info = Info(level, tensor.requires_grad, layout, tensor._version, hidden)
+        self._info[id(tensor)] = (weakref.ref(tensor), info)
+        if tensor._base is not None and not tap:
             self._views.setdefault(id(tensor._base), []).append(weakref.ref(tensor))
+
+    def choose(self, tensor: Tensor) -> None:
+        """Enters a mask, an index or another tensor of whole numbers that depends on the input, and carries nothing."""
+        self._choices[id(tensor)] = weakref.ref(tensor)
+
+    def is_choice(self, tensor: Tensor) -> bool:
+        """Whether the tensor depends on the input, but holds whole numbers or truth values."""
+        found = self._choices.get(id(tensor))
+        return found is not None and found() is tensor
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether any mask or index depends on the input."""
+        return bool(self._choices)
+
+    def make(self, tensor: Tensor) -> None:
+        """Enters a constant that was made while the engine looked on."""
+        self._constants[id(tensor)] = weakref.ref(tensor)
+
+    def is_made(self, tensor: Tensor) -> bool:
+        """Whether the engine saw a constant being made."""
+        found = self._constants.get(id(tensor))
+        return found is not None and found() is tensor
 
     def watch(self, leaf: Tensor, layout: Layout | None, reference: Tensor | None = None) -> Tensor:
         """The model's input for this pass: a copy of ``leaf`` that is tracked, so that the model may write to it."""
@@ -86,7 +136,8 @@ class Tracker:
 
     def refer(self, tensor: Tensor, reference: Tensor) -> None:
         """Enters what a tensor is on the reference input; masks and indices may have one, too."""
-        self.has_choices |= not (tensor.is_floating_point() or tensor.is_complex())
+        # What has no graph carries nothing: it chooses, be it with numbers.
+        self.has_choices |= not tensor.requires_grad
         key, table = id(tensor), self._references
         table[key] = (weakref.ref(tensor, lambda _: table.pop(key, None)), reference)
 
@@ -147,5 +198,8 @@ class Tracker:
 
     def release(self) -> None:
         """Lets go of the pass's tensors."""
-        for table in (self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references):
+        for table in (
+            self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references, self._choices,
+            self._constants,
+        ):  # fmt: skip
             table.clear()

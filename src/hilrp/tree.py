@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -54,6 +55,23 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if is_dataclass(tree) and not isinstance(tree, type):
         return replace(tree, **{f.name: map_tensors(function, getattr(tree, f.name)) for f in fields(tree) if f.init})
     return tree
+
+
+def map_objects(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """As `map_tensors`, also for the attributes of other objects, which are copied: what a model returns may be anything.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> map_objects(lambda t: t + 1, SimpleNamespace(logits=torch.zeros(1))).logits
+        tensor([1.])
+    """
+    if isinstance(tree, (torch.Tensor, torch.nn.Module, type, *_PLAIN)) or is_dataclass(tree):
+        return map_tensors(function, tree)
+    if isinstance(tree, (tuple, list, Mapping)) or not hasattr(tree, "__dict__"):
+        return map_tensors(function, tree)
+    mapped = copy(tree)
+    vars(mapped).update({name: map_tensors(function, value) for name, value in vars(tree).items()})
+    return mapped
 
 
 def concatenated(trees: Sequence[Any], sizes: Sequence[int]) -> Any:

@@ -47,6 +47,9 @@ class Detector(nn.Module):
         {'logits': (1, 5, 91), 'corners': (1, 5, 4), 'labels': (1, 5), 'scores': (1, 5)}
     """
 
+    #: What explanations say of the numbers that are read out of the image.
+    holds_fixed = "which objects are found, and where"
+
     def __init__(self, detector: nn.Module) -> None:
         super().__init__()
         self.detector: Any = detector

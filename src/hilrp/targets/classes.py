@@ -73,6 +73,11 @@ def no_classifier(shape: tuple[int, ...], batch: int) -> str:
     return said + "Pass target=function, which takes the output and returns one scalar per sample."
 
 
+def is_own(target: Target) -> bool:
+    """Whether a target is one of hilrp's: what it reads out of an output is part of the question."""
+    return not callable(target) or (getattr(target, "__module__", None) or "").startswith("hilrp.")
+
+
 class Score(NamedTuple):
     """The scalar of each sample; the classes where the target is one, and those that they are contrasted with."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hilrp.errors import AuditError
 from hilrp.primitives import bilinear, normalisation, reindexing
 from hilrp.primitives.call import Call
 from hilrp.primitives.secant.affine import affine, detach, unbooked
@@ -17,11 +18,20 @@ from hilrp.primitives.secant.selections import choose, extreme, ordered, pool
 Rule = Callable[[Call], Any]
 
 
-def rule_for(name: str, rule: Rule) -> Rule:
-    """The secant form of an operation, by its name or by its rule without a reference."""
-    return _BY_NAME.get(name) or _BY_RULE.get(rule, rule)
+def rule_for(name: str, rule: Rule, users: bool = False) -> Rule:
+    """The secant form of an operation, by its name or by its rule without a reference; of a user's, by the rule alone."""
+    found = _USERS.get(rule) if users else _BY_NAME.get(name)
+    found = found or _BY_RULE.get(rule)
+    if found is None:
+        raise AuditError(
+            f"The operation `{name}` has no form relative to a reference. Explain without one (rules=\"hilrp\"), or give it a "
+            "rule that has: hilrp.register with a name or with a function that writes it in known operations."
+        )
+    return found
 
 
+#: A user's gate keeps what reaches it, on the reference, too.
+_USERS: dict[Rule, Rule] = {normalisation.stop: normalisation.stop}
 _BY_RULE: dict[Rule, Rule] = {
     bilinear.layer: layer, bilinear.mix: mix, bilinear.multiply: product, bilinear.attention: attention, bilinear.softmax: softmax,
     bilinear.sample: sample, bilinear.deformable: deformable, bilinear.pooled_regions: pooled_regions,
