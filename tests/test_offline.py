@@ -132,7 +132,9 @@ def test_timm_from_the_cache_without_a_connection(tmp_path, no_connection):
 
 def test_transformers_from_the_cache_without_a_connection(tmp_path, no_connection):
     transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=32)
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=32
+    )
     model = transformers.ViTForImageClassification(config)
     files = snapshot(tmp_path / "hub", "owner/name")
     model.save_pretrained(files)
@@ -247,7 +249,9 @@ def test_an_address_that_keeps_silent_does_not_stand_before_one_that_answers(ser
         return connect(address, *rest)
 
     resolve = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **o: infos if host == "hub.invalid" else resolve(host, *a, **o))
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *a, **o: infos if host == "hub.invalid" else resolve(host, *a, **o)
+    )
     monkeypatch.setattr(socket, "create_connection", knock)
     assert connection.unreachable(f"http://hub.invalid:{port}") is None
     over.set()
