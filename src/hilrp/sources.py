@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -65,14 +66,14 @@ def _imports(name: str, modules: dict[str, Path]) -> Iterator[str]:
     """What a module imports; names that are no modules may be among it."""
     file = modules[name]
     parent = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _run(ast.parse(file.read_bytes())):
+    for node in _statements(file.read_bytes()):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):
             origin = resolve_name("." * node.level + (node.module or ""), parent)
             yield origin
             yield from (f"{origin}.{each.name}" for each in node.names)
-        elif isinstance(node, ast.Call) and _last(node.func) == "import_module":
+        else:
             yield from _named(node.args[0], modules)
 
 
@@ -85,15 +86,22 @@ def _named(argument: ast.expr, modules: dict[str, Path]) -> Iterator[str]:
         yield from (name for name in modules if name.startswith(start))
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that are there for type checkers alone."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and _last(child.test) == "TYPE_CHECKING":
-            for other in child.orelse:
-                yield from _run(other)
+@cache
+def _statements(source: bytes) -> list[ast.Import | ast.ImportFrom | ast.Call]:
+    """What imports in a file, calls of ``import_module`` among it, but for what is there for type checkers alone."""
+    found: list[ast.Import | ast.ImportFrom | ast.Call] = []
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or (
+            isinstance(node, ast.Call) and _last(node.func) == "import_module"
+        ):
+            found.append(node)
+        if isinstance(node, ast.If) and _last(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
         else:
-            yield from _run(child)
+            waiting += ast.iter_child_nodes(node)
+    return found
 
 
 def _last(node: ast.expr) -> str:
