@@ -93,6 +93,11 @@ def test_behind_a_firewall_that_drops_packets_it_fails_soon(name, silence):
     fails(name, r"can't be reached: no answer within 2 s.*--checkpoint.*zoo/swin")
 
 
+def test_a_slow_connection_may_be_given_more_time(silence, monkeypatch):
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")
+    fails("test_convnext", r"no answer within 1 s \(HF_HUB_ETAG_TIMEOUT")
+
+
 def test_a_random_model_asks_nobody(monkeypatch):
     monkeypatch.setattr(connection, "unreachable", lambda url: pytest.fail("a connection was looked for"))
     hilrp.audit(*_built("timm/test_convnext"))

@@ -29,7 +29,7 @@ _lock = threading.Lock()
 def unreachable(url: str) -> str | None:
     """Why nothing can be had from an address, or ``None`` if its host, or the proxy that stands before it, accepts connections.
 
-    It takes no longer than two seconds, or what ``HF_HUB_ETAG_TIMEOUT`` says.
+    It takes no longer than two seconds, or than the hub's own setting ``HF_HUB_ETAG_TIMEOUT``, where a connection is slow.
     """
     host, port = _first_hop(url)
     asked, why = _answers.get((host, port), (0.0, None))
@@ -99,7 +99,7 @@ def _refusal(host: str, port: int, seconds: float) -> str | None:
         # All at once: an address that keeps silent, as one of IPv6 may, must not stand before one that answers.
         _first([partial(_knock, address[:2], seconds) for *_, address in found], end)
     except TimeoutError:
-        return f"no answer within {seconds:g} s"
+        return f"no answer within {seconds:g} s (HF_HUB_ETAG_TIMEOUT=10 in the environment allows ten)"
     except (OSError, UnicodeError) as error:
         return str(error)
     return None
