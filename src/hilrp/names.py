@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -32,15 +33,18 @@ def library(name: str) -> ModuleType:
 
 
 def installed() -> list[str]:
-    """The libraries that can be imported."""
-    found = []
+    """The libraries that can be imported, all of them imported."""
+    return list(_each_installed())
+
+
+def _each_installed() -> Iterator[str]:
+    """The same, each imported when it is come to: some take seconds."""
     for name in LIBRARIES:
         try:
             library(name)
         except UnavailableError:
             continue
-        found.append(name)
-    return found
+        yield name
 
 
 def resolve(name: str) -> tuple[str, str]:
@@ -54,15 +58,18 @@ def resolve(name: str) -> tuple[str, str]:
     if name.startswith(_HUB):
         return "timm", name
     prefix, _, rest = name.partition("/")
-    wanted, rest = ([prefix], rest) if prefix in known else (installed(), name)
+    places: Iterable[str]
+    places, rest = ([prefix], rest) if prefix in known else (_each_installed(), name)
     if "/" in rest and prefix not in known and not os.path.isdir(rest):
         raise UnavailableError(
             f"{name}: {prefix} is none of the libraries {', '.join(known)}. For a model of the hub, write transformers/{name}."
         )
-    for each in wanted:
+    wanted = []
+    for each in places:
         found = library(each).find(rest)
         if found is not None:
             return each, found
+        wanted.append(each)
     close = get_close_matches(rest, [one for each in wanted for one in library(each).names()], 4, 0.5)
     if prefix not in known and rest in library(ZOO).trained():
         close = [f"{ZOO}/{rest}", *close]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hilrp import sources
 from hilrp.bench import methods
 from hilrp.bench.context import Context
 from hilrp.bench.data import find, inputs_for
@@ -21,7 +22,6 @@ from hilrp.bench.measures import MEASURES
 from hilrp.bench.methods import Method, Undefined
 from hilrp.bench.suites import Suite
 from hilrp.checkpoints import fingerprint
-from hilrp.coverage.store import source
 from hilrp.errors import InputError
 from hilrp.files import write_whole
 from hilrp.libraries.loaded import Loaded
@@ -31,9 +31,6 @@ from hilrp.tree import jsonable
 
 #: How many images' maps the report shows.
 SHOWN = 2
-#: What figures are made by, besides the engine.
-_CODE = ("scenes/*.py", "bench/methods/*.py", "bench/metrics/*.py",
-         "bench/batches.py", "bench/context.py", "bench/data.py", "bench/measures.py")  # fmt: skip
 
 
 class Logits(nn.Module):
@@ -82,7 +79,7 @@ class Grid:
 
     def _check_settings(self) -> None:
         """Cells of one folder must be comparable: the same data, effort and code."""
-        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "code": source(*_CODE)}
+        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "code": sources.fingerprint(__name__)}
         self._refuse(
             self.folder / "settings.json", json.loads(json.dumps(found)), "other settings or another version of hilrp"
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import hilrp
+from hilrp import sources
 from hilrp.errors import InputError
 
 _DISTRIBUTIONS = ("torch", "timm", "torchvision", "transformers", "open_clip_torch")
@@ -31,16 +32,10 @@ def versions() -> dict[str, str]:
     return {"hilrp": hilrp.__version__, "torch": torch.__version__} | found
 
 
-def source(*others: str) -> str:
-    """A fingerprint of the code that makes explanations: rows of different code aren't mixed either.
-
-    Args:
-        others: Patterns of further files of the package that count.
-    """
-    package = Path(hilrp.__file__).parent
-    patterns = ("*.py", "primitives/*.py", "primitives/secant/*.py", "libraries/*.py", *others)
-    files = sorted(file for pattern in patterns for file in package.glob(pattern))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+@cache
+def source() -> str:
+    """A fingerprint of the code that makes explanations: rows of different code aren't mixed either."""
+    return sources.fingerprint("hilrp.audit", "hilrp.building")
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class Settings:
     size: int | None = None
     seed: int = 0
     versions: dict[str, str] = field(default_factory=versions)
-    source: str = field(default_factory=lambda: source())
+    source: str = field(default_factory=source)
 
     @staticmethod
     def read(path: Path) -> Settings:

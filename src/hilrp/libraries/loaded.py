@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +18,7 @@ from hilrp.names import ZOO
 from hilrp.texts import ImageText
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
 
 
@@ -145,6 +145,7 @@ class Loaded:
 
     def seen_mask(self, mask: np.ndarray) -> Tensor:
         """A mask of a picture through the model's own preprocessing: scaled and cropped as the picture is, ``[H,W]``."""
+        import numpy as np
         from PIL import Image
 
         picture = Image.fromarray(np.repeat(255 * mask.astype(np.uint8)[..., None], 3, axis=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.errors import InputError
+from hilrp.libraries import connection
 from hilrp.targets import logits_of
 
 
@@ -56,17 +58,32 @@ class Recipe:
 _Made = TypeVar("_Made")
 
 
-def download(name: str, make: Callable[[], _Made]) -> _Made:
-    """Runs ``make``, which may need the network, and says so if that fails."""
+def download(name: str, make: Callable[[], _Made], url: str | None = None) -> _Made:
+    """Runs ``make``, which may need the network, and says so if that fails; without a connection, at once.
+
+    Args:
+        name: The model, or a folder with one.
+        make: Makes it, from what its library's cache has or from the network.
+        url: Where its weights are, if that isn't the hub.
+    """
     # The hub's client tells of each attempt; the message below says it once.
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.CRITICAL)
+    away: str | None = None
     try:
-        return make()
+        if url is not None:
+            away = None if connection.in_cache(url) else connection.unreachable(url)
+            if away:
+                raise ConnectionError("they are not in the cache")
+            return make()
+        endpoint = None if os.path.isdir(name) else connection.hub()
+        away = connection.unreachable(endpoint) if endpoint else None
+        with connection.cache_only() if away else nullcontext():
+            return make()
     except Exception as error:  # the hubs' clients raise errors of many libraries
         reason = " ".join(str(error).split()) or "no reason given"
-        said = f"({type(error).__name__}: {reason[:300]})"
+        said = f"({f'{away}; ' if away else ''}{type(error).__name__}: {reason[:300]})"
         if os.path.isdir(name):
             raise InputError(
                 f"{name}: that folder can't be loaded {said}. It must be one that transformers saved."
@@ -74,7 +91,7 @@ def download(name: str, make: Callable[[], _Made]) -> _Made:
         raise InputError(
             f"{name}: its published weights could not be loaded {said}. "
             "Check the connection. Without one: give a file with its weights (checkpoint=, --checkpoint), use a model that comes with hilrp "
-            "(zoo/swin, ...), or, for an audit, random weights. (HF_HUB_OFFLINE=1 in the environment saves the hub's retries.)"
+            "(zoo/swin, ...), or, for an audit, random weights."
         ) from error
     finally:
         log.setLevel(level)

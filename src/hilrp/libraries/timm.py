@@ -59,7 +59,7 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
 
     model: Any
     try:
-        model = download(name, make) if pretrained else make()
+        model = download(name, make, _url(name)) if pretrained else make()
     except (ValueError, AssertionError) as error:
         if size is None:
             raise
@@ -76,10 +76,16 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
         return made
 
     if checkpoint is None:
-        model = download(name, lambda: timm.create_model(name, pretrained=True))
+        model = download(name, lambda: timm.create_model(name, pretrained=True), _url(name))
     else:
         model = checkpoints.fitted(make, checkpoints.read(checkpoint), name, checkpoint, _published_format)
     return Loaded(f"timm/{name}", model, preprocessing(model), class_names(model))
+
+
+def _url(name: str) -> str | None:
+    """Where the weights of a model are, if that isn't the hub."""
+    config = timm.get_pretrained_cfg(name) if timm.models.is_model_pretrained(name) else None
+    return None if config is None or config.hf_hub_id else config.url or None
 
 
 def resized(loaded: Loaded, size: int) -> Loaded:

@@ -63,7 +63,7 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     def make() -> nn.Module:
         return models.get_model(name, **options)
 
-    model = download(name, make) if pretrained else make()
+    model = download(name, make, models.get_model_weights(name).DEFAULT.url) if pretrained else make()
     if task == "detection":
         return Recipe(Scores(model), images(size or (300 if name.startswith("ssd300") else 320)), strongest_box, 1)
     if task == "video":
@@ -91,7 +91,7 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     published = models.get_model_weights(name).DEFAULT
     categories = list(published.meta["categories"])
     if checkpoint is None:
-        model = download(name, lambda: models.get_model(name, weights=published))
+        model = download(name, lambda: models.get_model(name, weights=published), published.url)
     else:
         state = checkpoints.read(checkpoint)
         options = _options(name, task, state)
