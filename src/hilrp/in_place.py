@@ -7,13 +7,14 @@ view of ``x`` shows. Values are the same as if ``x`` had been written to; nothin
 
 from __future__ import annotations
 
-from enum import Enum
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hilrp.errors import ModelError
+from hilrp.primitives.call import Level
 from hilrp.tracking import Info
 from hilrp.tree import map_tensors, tensors
 
@@ -37,42 +38,52 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         rest = {key: value for key, value in kwargs.items() if key != "out"}
         made = engine.apply(func, args, rest)
         pairs = zip(tensors(kwargs["out"]), tensors(made), strict=True)
-        stands = {id(new): _assign(engine, target, new, name) for target, new in pairs}
+        stands = {id(new): _assign(engine, target, new) for target, new in pairs}
         return map_tensors(lambda t: stands[id(t)], made)
     target = args[0]
+    if engine.tracker.is_detached(target) and name not in _RESHAPE:
+        raise ModelError(
+            f"`{name}` in {engine.path or '(model)'} writes to a tensor that shares its memory with another through detach() or "
+            ".data, which hilrp can't follow. Write to a clone() of it."
+        )
+    if name == "setitem" and _is_view(args[1]):
+        return _write_part(engine, target, args[1], args[2])
     if name == "setitem":
-        whole = _is_whole(args[1])
-        new = args[2] if whole else engine.apply(set_item, args, kwargs)
+        new = engine.apply(set_item, args, kwargs)
     elif name in _ASSIGN:
-        whole, new = True, _ASSIGN[name](*args[1:], *kwargs.values())
-    else:
-        whole, new = False, engine.apply(_twin(name, engine.path), args, kwargs)
-    if whole:
         # Nothing of the target is left: what stands for it is the value, in the target's form.
-        new = engine.apply(laid_out, (_tensor(new, target), *_form(target)), {})
+        value = _ASSIGN[name](*args[1:], *kwargs.values())
+        new = engine.apply(laid_out, (_tensor(value, target), *_form(target)), {})
+    else:
+        new = engine.apply(_twin(name, engine.path), args, kwargs)
     if name in _RESHAPE:
         engine.tracker.alias(target, new)
         return new
-    return _assign(engine, target, new, name)
+    return _assign(engine, target, new)
 
 
-def _is_whole(index: Any) -> bool:
-    """Whether an index means all of a tensor."""
+def _is_view(index: Any) -> bool:
+    """Whether an index gives a view of a tensor, and no copy."""
     parts = index if isinstance(index, tuple) else (index,)
-    return all(part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in parts)
+    plain = (part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+    return all(plain) and not any(isinstance(part, bool) for part in parts)
+
+
+def _write_part(engine: Engine, target: Tensor, index: Any, value: Any) -> None:
+    """``target[index] = value`` for a part that is a view."""
+    with torch.no_grad():
+        part = target[index]
+    if part.numel():
+        form = tuple(part.shape), torch.empty(part.shape, device="meta").stride(), part.dtype, part.device
+        _replace(engine, part, engine.apply(laid_out, (_tensor(value, part), *form), {}))
 
 
 def _tensor(value: Any, like: Tensor) -> Tensor:
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
 
 
-def _assign(engine: Engine, target: Tensor, new: Tensor, name: str) -> Tensor:
+def _assign(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     """Lets ``new`` stand for ``target``, in the target's type and strides, as if it had been written there."""
-    if engine.tracker.is_detached(target):
-        raise ModelError(
-            f"`{name}` in {engine.path or '(model)'} writes to a tensor that shares its memory with another through detach() or "
-            ".data, which hilrp can't follow. Write to a clone() of it."
-        )
     if new is target:  # an identity, such as dropout in evaluation
         return target
     if new.shape == target.shape and (new.dtype != target.dtype or new.stride() != target.stride()):
@@ -97,65 +108,54 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     root = target if target._base is None else target._base
     views = [view for view in tracker.views(root) if view is not target]
     # A base that the model never held (a rule made it) needs no keeping.
-    if not views and (root is target or not (tracker.varies(root) or root.is_leaf)):
+    if not target.numel() or (not views and (root is target or not (tracker.varies(root) or root.is_leaf))):
         tracker.alias(target, new)
         return new
 
     family = [root, *views]
-    known = {id(view): tracker.info(tracker.current(view)) for view in family}
-    overlaps = {id(view): _overlap(view, target, root) for view in family}
-    written = tracker.info(new)
-    whole = overlaps[id(root)] is Overlap.COVERED
-    kept = None if whole else tracker.current(root)
+    layouts = {id(view): tracker.layout(tracker.current(view)) for view in family}
+    levels = _levels_of(engine, root)
+    levels.as_strided(*_place(target, root)).fill_(_code(tracker.info(new)))
+    kept = None if target.numel() == root.numel() else tracker.current(root)
     new_root = engine.apply(write, (kept, new, tuple(root.shape), root.stride(), *_place(target, root)), {})
     tracker.alias(root, new_root)
+    tracker.regions[id(new_root)] = weakref.ref(new_root), levels
     for view in (target, *views):
         if view is not root:
             refresh(engine, view)
-    for view in family:
-        _restore(tracker.info(tracker.current(view)), known[id(view)], written, overlaps[id(view)])
-    if target is not root:
-        _restore(tracker.info(tracker.current(target)), None, written, Overlap.COVERED)
+    for view in (target, *family):
+        info = tracker.info(tracker.current(view))
+        if info is not None:
+            info.level = _decoded(int(levels.as_strided(*_place(view, root)).min()), info.level)
+            info.layout = info.layout or layouts.get(id(view))  # the samples are where they were
     return tracker.current(target)
 
 
-class Overlap(Enum):
-    """How much of a view was written to."""
+def _levels_of(engine: Engine, root: Tensor) -> Tensor:
+    """The gate level of each element of a tensor of which parts are written to, in a code.
 
-    COVERED = "covered"
-    PARTLY = "partly"
-    APART = "apart"
-
-
-def _overlap(view: Tensor, target: Tensor, root: Tensor) -> Overlap:
-    """How much of ``view`` a write to ``target`` changes; both are views of ``root``, or ``root`` itself."""
-    place = _place(target, root)
-    if target.numel() == root.numel() or place == _place(view, root):
-        return Overlap.COVERED
-    extent = 1 + sum((size - 1) * step for size, step in zip(root.shape, root.stride(), strict=True))
-    written = torch.zeros(extent, dtype=torch.bool)
-    written.as_strided(*place).fill_(True)
-    own = written.as_strided(*_place(view, root))
-    if bool(own.all()):
-        return Overlap.COVERED
-    return Overlap.PARTLY if bool(own.any()) else Overlap.APART
-
-
-def _restore(info: Info | None, before: Info | None, written: Info | None, overlap: Overlap) -> None:
-    """Gives what stands for a view the gate level that it has where nothing is written in place.
-
-    What was written over has the level of what was written, what wasn't touched keeps its own, and a mixture has the lower, as a
-    concatenation would.
+    So that a tensor whose halves are made gates one after the other is a gate in the end, and one that is partly a gate is a
+    signal, as a concatenation of both would be.
     """
-    if info is None:
-        return
-    levels = {Overlap.COVERED: [written], Overlap.PARTLY: [before, written], Overlap.APART: [before]}[overlap]
-    if before is not None and (info.layout is None or overlap is not Overlap.COVERED):
-        info.layout = before.layout  # the samples are where they were
-    dependent = [each for each in levels if each is not None]
-    carrying = [each for each in dependent if each.carries]
-    if dependent:
-        info.level = min(each.level for each in carrying or dependent)
+    current = engine.tracker.current(root)
+    reference, levels = engine.tracker.regions.get(id(current), (None, None))
+    if levels is not None and reference is not None and reference() is current:
+        return levels.clone()
+    extent = 1 + sum((size - 1) * step for size, step in zip(root.shape, root.stride(), strict=True))
+    return torch.full((extent,), _code(engine.tracker.info(current)), dtype=torch.int8)
+
+
+#: What is added to the level of elements that carry no relevance, and the code of those that are constants: where others carry,
+#: these have no say.
+_FIXED, _CONSTANT = 50, 100
+
+
+def _code(info: Info | None) -> int:
+    return _CONSTANT if info is None else int(info.level) + (0 if info.carries else _FIXED)
+
+
+def _decoded(code: int, otherwise: Level) -> Level:
+    return otherwise if code == _CONSTANT else Level(code - _FIXED if code > max(Level) else code)
 
 
 def _form(t: Tensor) -> tuple[Any, ...]:

@@ -74,6 +74,8 @@ class Tracker:
         self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._choices: dict[int, weakref.ref[Tensor]] = {}
         self._constants: dict[int, weakref.ref[Tensor]] = {}
+        #: Of tensors that were written to in parts, the gate level of each element.
+        self.regions: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self.has_choices = False
 
     def info(self, tensor: Tensor) -> Info | None:
@@ -200,6 +202,6 @@ class Tracker:
         """Lets go of the pass's tensors."""
         for table in (
             self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references, self._choices,
-            self._constants,
+            self._constants, self.regions,
         ):  # fmt: skip
             table.clear()
