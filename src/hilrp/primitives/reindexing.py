@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hilrp.primitives.call import Call
+from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised
 
 
@@ -44,6 +44,16 @@ def add(call: Call) -> Tensor:
     return y
 
 
+def hypot(call: Call) -> Tensor:
+    """``y = sqrt(a^2 + c^2)`` is of degree one in both: each has its square over ``y``, also one that doesn't carry."""
+    y: Tensor = call.run()
+    for c in call.operands:
+        if not c.requires_grad and y.requires_grad:
+            held = c * (c / y.detach()).nan_to_num(0.0)  # nothing of nothing
+            call.book(y, held, "gate" if call.varies(c) else "constant")
+    return y
+
+
 def affine(call: Call, kind: str = "constant") -> Any:
     """An affine map ``y = A a + c`` of any form (cat, pad, where, masked_fill): the constant is its value at zero."""
     y = call.run()
@@ -62,6 +72,11 @@ def detach(call: Call) -> Tensor:
     """The model's own stop-gradient: from here on a gate."""
     y: Tensor = call.value()
     return y
+
+
+def detached_level(call: Call) -> Level:
+    """A gate; relative to a reference, where it carries, what it was before."""
+    return Level.GATE if call.reference is None else call.level(call.operands[0])
 
 
 def _carries(operand: Any) -> bool:
