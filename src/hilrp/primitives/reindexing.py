@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised
+from hilrp.primitives.secant.functions import shared
 
 
 def native(call: Call) -> Any:
@@ -46,11 +48,17 @@ def add(call: Call) -> Tensor:
 
 def hypot(call: Call) -> Tensor:
     """``y = sqrt(a^2 + c^2)`` is of degree one in both: each has its square over ``y``, also one that doesn't carry."""
-    y: Tensor = call.run()
+    value: Tensor = call.value()
+    with torch.no_grad():
+        # torch's own backward divides zero by zero where both are.
+        slopes = {id(t): (t / value).nan_to_num_(0.0) for t in call.operands}
+    carriers = call.carriers
+    if not carriers:
+        return value
+    y = shared(value, carriers, [slopes[id(t)] for t in carriers])
     for c in call.operands:
-        if not c.requires_grad and y.requires_grad:
-            held = c * (c / y.detach()).nan_to_num(0.0)  # nothing of nothing
-            call.book(y, held, "gate" if call.varies(c) else "constant")
+        if not c.requires_grad:
+            call.book(y, c * slopes[id(c)], "gate" if call.varies(c) else "constant")
     return y
 
 
