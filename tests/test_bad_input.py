@@ -252,7 +252,7 @@ UNSOUND = {
     "numbers": (lambda: [1.0, 2.0], "list", r"torch.tensor\(x\)"),
     "nothing": (lambda: None, "NoneType", "floating-point"),
     "an empty tuple": (lambda: (), "tuple", "floating-point"),
-    "an empty mapping": (lambda: {}, "dict", "floating-point"),
+    "an empty mapping": (dict, "dict", "floating-point"),
     "numbered": (lambda: {0: PICTURE}, r"keys \[0\]", "strings"),
 }  # fmt: skip
 
