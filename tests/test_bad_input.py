@@ -211,3 +211,139 @@ def test_a_score_too_small_to_be_divided_up():
         model[1].weight[0, 0] = 2.0**-133
     with pytest.raises(hilrp.ModelError, match="too small to be divided up"):
         hilrp.explain(model, torch.ones(1, 3, 2, 2), 0)
+
+
+# Inputs that aren't a batch of pictures ---------------------------------------------------------------------------------
+
+
+class Apply(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+SMALL = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+PICTURE = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+
+
+def jagged():
+    return torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)], layout=torch.jagged)
+
+
+UNSOUND = {
+    "meta": (lambda: PICTURE.to("meta"), "device meta", "load it"),
+    "sparse": (lambda: PICTURE.to_sparse(), "sparse_coo", r"to_dense\(\)"),
+    "sparse rows": (lambda: PICTURE.flatten(1).to_sparse_csr(), "sparse_csr", r"to_dense\(\)"),
+    "quantised": (lambda: torch.quantize_per_tensor(PICTURE, 0.1, 0, torch.quint8), "quantised .torch.quint8", "dequantize"),
+    "nested": (lambda: torch.nested.nested_tensor([PICTURE[0], PICTURE[1]]), "nested", "one by one"),
+    "jagged": (jagged, "nested", "one by one"),
+    "no values": (lambda: PICTURE[:, :, :0], r"shape \(2, 3, 0, 2\)", "no values"),
+    "whole numbers": (lambda: PICTURE.long(), "torch.int64", "floating-point"),
+    "complex": (lambda: PICTURE.to(torch.complex64), "torch.complex64", "view_as_real"),
+    "one of two is complex": (lambda: (PICTURE, PICTURE.to(torch.complex64)), "Input 1 .torch.complex64", "view_as_real"),
+    "one of two is meta": (lambda: (PICTURE, PICTURE.to("meta")), "device meta", "load it"),
+    "an array": (lambda: PICTURE.numpy(), "ndarray", "torch.from_numpy"),
+    "a list of arrays": (lambda: [PICTURE.numpy()], "list", "torch.from_numpy"),
+    "numbers": (lambda: [1.0, 2.0], "list", r"torch.tensor\(x\)"),
+    "nothing": (lambda: None, "NoneType", "floating-point"),
+    "an empty tuple": (lambda: (), "tuple", "floating-point"),
+    "an empty mapping": (dict, "dict", "floating-point"),
+    "numbered": (lambda: {0: PICTURE}, r"keys \[0\]", "strings"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNSOUND)
+def test_an_input_that_cannot_be_explained(kind):
+    make, reason, remedy = UNSOUND[kind]
+    with raises(hilrp.InputError, reason, remedy):
+        hilrp.explain(SMALL, make(), 0)
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse", "nested", "quantised"])
+def test_such_a_reference(kind):
+    make, reason, remedy = UNSOUND[kind]
+    with raises(hilrp.InputError, "reference", reason, remedy):
+        hilrp.explain(SMALL, PICTURE, 0, reference=make())
+
+
+class Labelled(torch.Tensor):
+    """A subclass that keeps its type through operations, as torchvision's pictures may."""
+
+
+def in_inference_mode():
+    with torch.inference_mode():
+        return PICTURE * 1
+
+
+SOUND = {
+    "subclass": lambda: PICTURE.clone().as_subclass(Labelled),
+    "parameter": lambda: nn.Parameter(PICTURE.clone()),
+    "requires a gradient": lambda: PICTURE.clone().requires_grad_(),
+    "has a graph": lambda: PICTURE.clone().requires_grad_() * 1,
+    "made in inference mode": in_inference_mode,
+    "another order in memory": lambda: PICTURE.contiguous(memory_format=torch.channels_last),
+    "a view that notes a sign": lambda: torch.imag(torch.complex(PICTURE, -PICTURE).conj()),
+}
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_an_ordinary_input_in_another_guise(kind, tmp_path):
+    expected = hilrp.explain(SMALL, PICTURE, 1)
+    found = hilrp.explain(SMALL, SOUND[kind](), 1)
+    assert type(found.relevance) is torch.Tensor
+    assert torch.equal(found.relevance, expected.relevance)
+    assert found.ledger.table() == expected.ledger.table()
+    assert found.save(tmp_path / "found")
+
+
+def test_an_expanded_input():
+    x = torch.randn(2, 3, 1, 1).expand(2, 3, 2, 2)
+    torch.testing.assert_close(hilrp.explain(SMALL, x, 1).relevance, hilrp.explain(SMALL, x.clone(), 1).relevance)
+
+
+@pytest.mark.parametrize("options", [{}, {"itemised": True}, {"batch": 2}, {"reference": 0.0}])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_one_number_for_each_sample(samples, options, tmp_path):
+    """``3 x + 1/2`` and ``x^2``, of which the second is explained: all is the input's, but for what the first's constant keeps."""
+    x = torch.randn(samples, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    model = Apply(lambda t: torch.stack([3 * t + 0.5, t.square()], 1)).eval()
+    for target, expected, kept in ((0, 3 * x, 0.5), (1, x.square(), 0.0)):
+        found = hilrp.explain(model, x, target, **options)
+        torch.testing.assert_close(found.relevance, expected)
+        assert float(found.ledger.residual.max()) < 1e-10
+        torch.testing.assert_close(found.ledger.constants, torch.full_like(x, kept), rtol=1e-10, atol=1e-10)
+        assert str(found.verdicts[0])
+        assert "score" in found.ledger.table(samples - 1)
+        assert found.save(tmp_path / f"found{target}")
+
+
+@pytest.mark.parametrize("itemised", [True, False])
+def test_an_entry_without_axes(itemised, tmp_path):
+    """A constant that is added to a sum over everything, which a batch of one may have."""
+    model = Apply(lambda x: x.sum() + 0.5).eval()
+    found = hilrp.explain(model, PICTURE[:1], lambda out: out, itemised=itemised, stages=None)
+    assert found.ledger.constants.tolist() == [0.5]
+    assert "constant" in found.ledger.table()
+    assert found.save(tmp_path / "found")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(2, 12))], ids=["script", "trace"])  # fmt: skip
+def test_a_scripted_part_of_a_model(make):
+    """It is the largest, and stages are looked for in it."""
+    part = make(nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 400), nn.Sequential(nn.ReLU())).eval())
+    model = nn.Sequential(nn.Flatten(), Apply(lambda x: x), nn.Sequential(), part, nn.Linear(400, 3)).eval()
+    with raises(hilrp.AuditError, "did not see", "plain Python form"):
+        hilrp.explain(model, PICTURE, 0, stages="auto")
+
+
+@pytest.mark.parametrize("output", [None, {}, (), 1.0, "cat"])
+def test_a_model_without_scores(output):
+    with raises(hilrp.TargetError, f"returned {type(output).__name__}", "target=function"):
+        hilrp.explain(Apply(lambda x: output).eval(), PICTURE)

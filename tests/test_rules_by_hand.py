@@ -384,3 +384,36 @@ def test_lstm_conserves():
     assert float(found.ledger.residual.max()) < 1e-10
     assert float(found.ledger.leak.max()) < 1e-10
     assert float(found.relevance.abs().sum()) > 0
+
+
+HYPOT = {
+    "constant second": lambda x, c: torch.hypot(x, c),
+    "constant first": lambda x, c: torch.hypot(c, x),
+    "by name": lambda x, c: torch.hypot(other=x, input=c),
+    "method": lambda x, c: x.hypot(c),
+    "in place": lambda x, c: x.clone().hypot_(c),
+    "broadcast": lambda x, c: torch.hypot(x, c[0]),
+    "of a detached one": lambda x, c: torch.hypot(x, (x + c).detach()),
+}
+
+
+@pytest.mark.parametrize("form", HYPOT)
+def test_hypot_by_hand(form):
+    """``y = sqrt(x^2 + c^2)``: the input has ``x^2 / y``, and ``c^2 / y`` stays with the constant; where both are zero, nothing."""
+    x, c = torch.randn(2, 3, 4, dtype=F64), torch.randn(3, 4, dtype=F64)
+    x[0, 0, 0] = c[0, 0] = 0
+    found = explain(lambda t: HYPOT[form](t, c), x, itemised=True)
+    y = HYPOT[form](x, c)
+    own = torch.where(y > 0, x.square() / y, 0)
+    torch.testing.assert_close(found.relevance, own, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.ledger.constants, (y - own).flatten(1).sum(1), rtol=1e-12, atol=1e-12)
+    assert float(found.ledger.leak.max()) < 1e-10
+
+
+@pytest.mark.parametrize("power", [2, 3])
+def test_powers_of_complex_numbers(power):
+    """The books close; the backward pass of a complex slope is its conjugate."""
+    x, g = torch.randn(2, 6, dtype=F64), torch.randn(2, 6, dtype=F64)
+    found = explain(lambda t: torch.fft.irfft(torch.fft.rfft(t) ** power) * g, x, itemised=True)
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert float(found.ledger.leak.max()) < 1e-10

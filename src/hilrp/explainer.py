@@ -15,7 +15,7 @@ from hilrp import messages
 from hilrp.batches import Batch, in_batches
 from hilrp.capture import Recorder
 from hilrp.checkpointing import find_checkpoints
-from hilrp.checks import check_input, check_model, zero_score
+from hilrp.checks import check_input, check_model, ordinary, zero_score
 from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.explanation import Explanation, mean_of
 from hilrp.ledger import OTHERS, Books, Ledger, Site
@@ -140,7 +140,8 @@ class Explainer:
 
     def explain(self, x: Any, target: Target = None, batch: Batch = None) -> Explanation:
         """Explains samples, all at once or in batches. See `explain`."""
-        question = Question(self.model, x, target, check_input(x))
+        batch_size, x = check_input(x), ordinary(x)
+        question = Question(self.model, x, target, batch_size)
         check_model(self.model)
         return in_batches(self._at_once, question, self.reference, batch, self._fitted)
 

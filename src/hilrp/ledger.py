@@ -67,7 +67,9 @@ def per_sample(c: Tensor, g: Tensor, layout: Layout | None, batch: int) -> Tenso
     alike = [i for i in range(g.ndim) if c.shape[i] == 1 and i != sample_axis]
     if alike:
         g = g.sum(alike, keepdim=True)
-    return (c.double() * g.double()).sum([i for i in range(g.ndim) if i != sample_axis])
+    shares = c.double() * g.double()
+    others = [i for i in range(g.ndim) if i != sample_axis]
+    return shares.sum(others) if others else shares  # torch takes an empty list for all axes
 
 
 def _without_masks(t: Tensor) -> Tensor:

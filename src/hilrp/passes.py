@@ -178,7 +178,7 @@ class Pass:
             lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
         )
         pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
-        return relevance, {name: r.double().flatten(1).sum(1) for name, t, r in pairs if t.requires_grad}
+        return relevance, {name: r.double().reshape(len(r), -1).sum(1) for name, t, r in pairs if t.requires_grad}
 
     def outcome(self) -> Outcome:
         """Runs backward, and closes the books."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from hilrp.primitives import bilinear, normalisation
 from hilrp.primitives.call import Call, Level
 from hilrp.table import Primitive, Row
 from hilrp.tracking import Tally
+from hilrp.tree import tensors
 
 #: What products hold fixed by their nature, not by the levels of their factors.
 _BY_NATURE = {
@@ -95,12 +96,21 @@ def _keeps_mixed_values(row: Row, levels: list[Level]) -> bool:
     return row.primitive is Primitive.REINDEXING and set(levels) == {Level.VALUE}
 
 
-def folds(varying: list[Tensor], operands: Iterable[Tensor]) -> bool:
-    """Whether torch would choose another kernel for these operands than for detached weights.
+def folds(name: str, varying: list[Tensor], args: Any, kwargs: Any) -> bool:
+    """Whether torch would choose another kernel in a plain pass, where weights have their flags and nothing else requires a gradient.
 
-    For a batched operand that isn't contiguous, torch.matmul looks at the weight's ``requires_grad`` flag, even
-    where no gradient is recorded, and the two kernels round differently.
+    torch.matmul folds the axes of a batched operand if that takes no copy, or if the other one, of one or two axes, requires a
+    gradient, even where none is recorded; and the two kernels round differently. Here constants are detached, and what varies requires one.
     """
-    if all(t.ndim < 3 or t.is_contiguous() for t in varying):
+    if name not in ("linear", "matmul", "rmatmul"):
         return False
-    return any(t.requires_grad and t.is_leaf for t in operands)
+    operands = tensors((args, kwargs))
+    if name == "linear":
+        batched = any(t.ndim > 2 and not t.is_contiguous() for t in varying)
+        return batched and any(t.requires_grad and t.is_leaf for t in operands)
+    left, right = (kwargs["input"], kwargs["other"]) if len(kwargs) == 2 else operands
+    left, right = (right, left) if name == "rmatmul" else (left, right)
+    large, small = (left, right) if left.ndim >= right.ndim else (right, left)
+    if large.ndim < 3 or small.ndim > 2 or (large is left and large.is_contiguous()):
+        return False
+    return small.requires_grad and (small.is_leaf or any(small is t for t in varying))

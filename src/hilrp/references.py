@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hilrp.checks import check_storage
 from hilrp.errors import InputError
 from hilrp.neutral import Neutral
 from hilrp.questions import Question, is_image, normalisation
@@ -65,6 +66,7 @@ class Given:
 
     @staticmethod
     def _fitted(value: Tensor, x: Tensor) -> Tensor:
+        check_storage(value, "reference")
         value = value.detach().to(x)
         if value.shape == x.shape[1:] or (value.ndim == x.ndim and value.shape[0] == 1):
             value = value.expand_as(x)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from hilrp.errors import InputError
@@ -64,22 +65,24 @@ def _from_structure(model: nn.Module) -> list[str]:
     """
     path, node = "", model
     while True:
-        sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in node.named_children()}
+        children = dict(node.named_children())
+        sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in children.items()}
         total = sum(sizes.values())
         large = {name: size for name, size in sizes.items() if total and size >= _LARGE * total}
-        containers = [name for name in large if _is_container(node.get_submodule(name))]
+        containers = [name for name in large if _is_container(children[name])]
         largest = max(sizes, key=lambda name: sizes[name], default=None)
         if len(containers) > 1:
-            names = [each for name in containers for each in _that_run(name, node.get_submodule(name))]
+            names = [each for name in containers for each in _that_run(name, children[name])]
         elif containers:
-            path, node = f"{path}.{containers[0]}", node.get_submodule(containers[0])
+            path, node = f"{path}.{containers[0]}", children[containers[0]]
             names = [name for name, child in node.named_children() if any(True for _ in child.parameters())]
         elif (
             largest is not None
             and sizes[largest] >= 0.5 * total
-            and any(True for _ in node.get_submodule(largest).children())
+            and any(True for _ in children[largest].children())
+            and not isinstance(children[largest], torch.jit.ScriptModule)  # what is in it runs unseen
         ):
-            path, node = f"{path}.{largest}", node.get_submodule(largest)
+            path, node = f"{path}.{largest}", children[largest]
             continue
         else:
             names = [name for name, size in sizes.items() if size]

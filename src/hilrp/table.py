@@ -69,7 +69,7 @@ class Row:
 
 
 L, B, N, R, T = Primitive
-_, SIGNAL, FEATURE, GATE, ATTENTION = Level
+_, SIGNAL, FEATURE, GATE, _, ATTENTION = Level
 
 _ROWS: list[tuple[Row, str]] = [
     # Linear maps ---------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, normalisation.rms_norm, kept, SIGNAL), "rms_norm"),
     (Row(N, normalisation.group_norm, kept, SIGNAL), "group_norm"),
     (Row(N, normalisation.instance_norm, kept, SIGNAL), "instance_norm"),
-    (Row(N, normalisation.divide, aligned), "div rdiv rtruediv"),
+    (Row(N, normalisation.divide, aligned, normalisation.divide_level), "div rdiv rtruediv"),
     (Row(N, normalisation.activation, aligned), "gelu silu mish hardswish selu celu hardshrink softshrink sin asinh atan squash"),
     (Row(N, normalisation.activation, aligned, FEATURE), "elu relu6 square"),
     (Row(N, normalisation.activation, aligned, GATE), "tanh erf sqrt log1p expm1"),
@@ -108,10 +108,12 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, bilinear.softmax, aligned, ATTENTION), "softmax _softmax"),
     (Row(N, normalisation.variance, traced, GATE), "var"),
     (Row(N, reindexing.native, traced, GATE), "std norm linalg_norm linalg_vector_norm"),
-    (Row(N, normalisation.stop, aligned, GATE), "rsqrt reciprocal log log2 log10 log_softmax floor ceil round trunc sign"),
+    (Row(N, normalisation.stop, aligned, normalisation.reciprocal_level), "rsqrt reciprocal"),
+    (Row(N, normalisation.stop, aligned, GATE), "log log2 log10 log_softmax floor ceil round trunc sign"),
     (Row(N, normalisation.stop, traced, GATE), "logsumexp"),
     # Selections: homogeneous of degree one, so that the native backward is exact ------------------------------
-    (Row(N, reindexing.native, aligned, FEATURE), "relu abs hypot"),
+    (Row(N, reindexing.native, aligned, FEATURE), "relu abs"),
+    (Row(N, reindexing.hypot, aligned, FEATURE), "hypot"),
     (Row(N, reindexing.native, aligned), "leaky_relu prelu rrelu"),
     (Row(R, reindexing.native, kept), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
         "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d affine_grid_generator"),
@@ -132,7 +134,7 @@ _ROWS: list[tuple[Row, str]] = [
         "masked_scatter slice_scatter select_scatter write set_item"),
     (Row(R, reindexing.native, aligned), "laid_out"),
     (Row(R, reindexing.affine, stacked), "stack"),
-    (Row(R, reindexing.detach, aligned, GATE), "detach data"),
+    (Row(R, reindexing.detach, aligned, reindexing.detached_level), "detach data"),
     # Made of others: written out in primitives/composite.py ----------------------------------------------------
     (Row(B, Surrogate(composite.cosine_similarity), traced), "cosine_similarity"),
     (Row(L, Surrogate(composite.addmm), kept), "addmm"),

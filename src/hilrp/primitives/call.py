@@ -38,8 +38,10 @@ class Level(IntEnum):
     FEATURE = 1
     #: Sigmoid-like gates and statistics of the input (norms, variances, reciprocals).
     GATE = 2
+    #: Relative to a reference, one over something: as a factor it is a divisor.
+    RECIPROCAL = 3
     #: Attention weights: where products are split evenly, they are the gates that keep their share.
-    ATTENTION = 3
+    ATTENTION = 4
 
 
 class Reference(NamedTuple):

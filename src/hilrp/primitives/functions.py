@@ -34,6 +34,8 @@ class _Linearised(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         slope = ctx.saved_tensors[0] if ctx.number is None else ctx.number
+        if isinstance(slope, Tensor) and slope.is_complex():
+            slope = slope.conj()
         return (g if ctx.number == 1 else g * slope).to(ctx.dtype), None, None
 
 

@@ -35,7 +35,8 @@ def _secant(call: Call, offset: bool) -> Tensor:
     (a,) = carriers
     y = call.value()
     if not offset:
-        return through_origin(a, y, _repeatable(call, a)) if (y.shape, y.dtype) == (a.shape, a.dtype) else secant(a, y)
+        plain = (y.shape, y.dtype) == (a.shape, a.dtype) and not a.is_complex()
+        return through_origin(a, y, _repeatable(call, a)) if plain else secant(a, y)
     with torch.no_grad():
         # An infinite operand is a mask: there all of y is constant, and the line has no slope.
         at_zero = call.run(lambda t: t.new_zeros(()) if t is a else t)
@@ -73,9 +74,23 @@ def clamp_level(call: Call) -> Level | None:
     return Level.GATE if None not in bounds else None
 
 
+def reciprocal_level(call: Call) -> Level:
+    """One over something is a gate; relative to a reference, where gates carry, it is known for a divisor."""
+    return Level.GATE if call.reference is None else Level.RECIPROCAL
+
+
+def divide_level(call: Call) -> Level | None:
+    """A constant divided by what varies."""
+    divided = call.argument(1 if call.name in ("rdiv", "rtruediv") else 0, "input")
+    varies = isinstance(divided, Tensor) and call.varies(divided)
+    return None if varies or call.reference is None else Level.RECIPROCAL
+
+
 def power_level(call: Call) -> Level | None:
-    """Even powers are features, like ``square``."""
+    """Even powers are features, like ``square``; negative ones are reciprocals."""
     exponent = call.argument(1, "exponent")
+    if call.reference is not None and isinstance(exponent, (int, float)) and exponent < 0 and call.name == "pow":
+        return Level.RECIPROCAL
     return Level.FEATURE if isinstance(exponent, (int, float)) and exponent % 2 == 0 else None
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from hilrp.primitives.call import Call
+from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised
+from hilrp.primitives.secant.functions import shared
 
 
 def native(call: Call) -> Any:
@@ -44,6 +46,22 @@ def add(call: Call) -> Tensor:
     return y
 
 
+def hypot(call: Call) -> Tensor:
+    """``y = sqrt(a^2 + c^2)`` is of degree one in both: each has its square over ``y``, also one that doesn't carry."""
+    value: Tensor = call.value()
+    with torch.no_grad():
+        # torch's own backward divides zero by zero where both are.
+        slopes = {id(t): (t / value).nan_to_num_(0.0) for t in call.operands}
+    carriers = call.carriers
+    if not carriers:
+        return value
+    y = shared(value, carriers, [slopes[id(t)] for t in carriers])
+    for c in call.operands:
+        if not c.requires_grad:
+            call.book(y, c * slopes[id(c)], "gate" if call.varies(c) else "constant")
+    return y
+
+
 def affine(call: Call, kind: str = "constant") -> Any:
     """An affine map ``y = A a + c`` of any form (cat, pad, where, masked_fill): the constant is its value at zero."""
     y = call.run()
@@ -62,6 +80,11 @@ def detach(call: Call) -> Tensor:
     """The model's own stop-gradient: from here on a gate."""
     y: Tensor = call.value()
     return y
+
+
+def detached_level(call: Call) -> Level:
+    """A gate; relative to a reference, where it carries, what it was before."""
+    return Level.GATE if call.reference is None else call.level(call.operands[0])
 
 
 def _carries(operand: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +31,14 @@ def deformable(call: Call) -> Tensor:
     return _read(call, x, [offset, mask], at)
 
 
-def pooled_regions(call: Call) -> Tensor:
+def pooled_regions(call: Call) -> Any:
     """roi_align: linear in the feature map; what moved boxes change is booked."""
+    assert call.reference is not None
+    value = call.value()
+    if not isinstance(value, Tensor):  # ps_roi_align also says which channel it read
+        func, reference = call.func, call.reference._replace(output=call.output_before[0])
+        alone = replace(call, func=lambda *args, **kwargs: func(*args, **kwargs)[0], reference=reference)
+        return pooled_regions(alone), *value[1:]
     a, boxes, *rest = call.args
 
     def at(positions: list[Tensor]) -> Callable[[Tensor], Tensor]:

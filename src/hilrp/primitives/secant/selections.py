@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from hilrp.primitives.call import Call
+from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant import functions
 from hilrp.primitives.secant.affine import affine
 from hilrp.primitives.secant.elementwise import elementwise
-from hilrp.primitives.secant.products import proportional
-from hilrp.primitives.secant.shares import shared, sized
+from hilrp.primitives.secant.shares import along, shared, sized
 
 
 def pool(call: Call) -> Any:
@@ -32,15 +32,15 @@ def pool(call: Call) -> Any:
     axes = (a.ndim - dims, a.ndim - 1)
     with torch.no_grad():
         index, index0 = (function(t, **options, return_indices=True)[1].flatten(*axes) for t in (a, call.before(a)))
-    return _winners(call, a, (index, index0), axes)
+    return _winners(call, (a, call.before(a)), (index, index0), axes)
 
 
-def _winners(call: Call, a: Tensor, index: tuple[Tensor, Tensor], axes: tuple[int, int]) -> Any:
+def _winners(call: Call, a: tuple[Tensor, Tensor], index: tuple[Tensor, Tensor], axes: tuple[int, int]) -> Any:
     """The values at two indices; of an operation that returns indices, too, with those of the input."""
     value, before = call.value(), call.output_before
     if isinstance(value, Tensor):
-        return functions.selected((a, call.before(a)), (value, before), index, axes)
-    out = functions.selected((a, call.before(a)), (value[0], before[0]), index, axes)
+        return functions.selected(a, (value, before), index, axes)
+    out = functions.selected(a, (value[0], before[0]), index, axes)
     return (out, *value[1:]) if type(value) is tuple else type(value)((out, *value[1:]))
 
 
@@ -49,30 +49,20 @@ def extreme(call: Call) -> Any:
     a, second = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(second, Tensor):
         return elementwise(call)
-    dim = call.argument(1, "dim")
-    last = a.ndim - 1
-    if dim is None or (isinstance(dim, (tuple, list)) and (not dim or len(dim) == a.ndim)):
-        axes = (0, max(last, 0))
-    elif isinstance(dim, int) or len(dim) == 1:
-        one = (dim if isinstance(dim, int) else dim[0]) % a.ndim
-        axes = (one, one)
-    else:
-        several = sorted(d % a.ndim for d in dim)
-        if several != list(range(several[0], several[-1] + 1)):
-            return proportional(call)
-        axes = (several[0], several[-1])
+    flat = along(a, call.argument(1, "dim")), along(call.before(a), call.argument(1, "dim"))
     lowest = call.name in ("min", "amin")
     with torch.no_grad():
-        flat = [t.flatten(*axes) if t.ndim else t.reshape(1) for t in (a, call.before(a))]
-        index, index0 = ((t.argmin if lowest else t.argmax)(axes[0], keepdim=True) for t in flat)
-    return _winners(call, a, (index, index0), axes)
+        index, index0 = ((t.argmin if lowest else t.argmax)(-1, keepdim=True) for t in flat)
+    return _winners(call, flat, (index, index0), (-1, -1))
 
 
 def ordered(call: Call) -> Any:
     """sort, topk, median and kthvalue over an axis: at the place on the input and at that on the reference."""
     a, value, before = call.argument(0, "input"), call.value(), call.output_before
-    if isinstance(value, Tensor):
-        return proportional(call)
+    if isinstance(value, Tensor):  # the median of all
+        flat = a.flatten(), call.before(a).flatten()
+        index, index0 = (t.median(0, keepdim=True).indices for t in flat)
+        return functions.selected(flat, (value, before), (index, index0), (0, 0), rest=True)
     position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
     dim = call.argument(position, "dim", -1)
     dim = (-1 if not isinstance(dim, int) or isinstance(dim, bool) else dim) % a.ndim
@@ -81,6 +71,24 @@ def ordered(call: Call) -> Any:
         index, index0 = index.unsqueeze(dim), index0.unsqueeze(dim)
     out = functions.selected((a, call.before(a)), (value[0], before[0]), (index, index0), (dim, dim), rest=True)
     return type(value)((out, value[1]))
+
+
+def quantile(call: Call) -> Tensor:
+    """Between two neighbours in the order of the values: a mean of the two, each selected like those of a sort."""
+    a, dim = call.argument(0, "input"), call.argument(2, "dim")
+    flat, before = along(a, dim), along(call.before(a), dim)
+    with torch.no_grad():
+        (values, index), (values0, index0) = flat.sort(-1), before.sort(-1)
+        place = torch.as_tensor(call.argument(1, "q"), dtype=a.dtype, device=a.device).flatten() * (flat.shape[-1] - 1)
+        low, high = place.floor().long(), place.ceil().long()
+        weight = {
+            "linear": place - low, "lower": torch.zeros_like(place), "higher": torch.ones_like(place),
+            "midpoint": torch.full_like(place, 0.5), "nearest": place.round() - low,
+        }[call.argument(4, "interpolation", "linear")]  # fmt: skip
+    ordered = functions.selected((flat, before), (values, values0), (index, index0), (-1, -1), rest=True)
+    value: Tensor = call.value()
+    found = ordered[..., low] * (1 - weight) + ordered[..., high] * weight
+    return linearised(found.movedim(-1, 0).reshape(value.shape), value)
 
 
 def choose(call: Call) -> Tensor:

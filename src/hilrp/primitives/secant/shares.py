@@ -31,6 +31,15 @@ def carries(operand: Any) -> bool:
     return isinstance(operand, Tensor) and operand.requires_grad
 
 
+def along(t: Tensor, dim: Any) -> Tensor:
+    """A tensor with the axes that an operation reduces (all, for none or an empty list) as its last one."""
+    if not t.ndim:
+        return t.reshape(1)
+    axes = [dim] if isinstance(dim, int) else list(dim) if dim else list(range(t.ndim))
+    order = sorted(axis % t.ndim for axis in axes)
+    return t.movedim(order, list(range(-len(order), 0))).flatten(-len(order))
+
+
 def shared(call: Call, operands: list[Tensor], slopes: list[Tensor]) -> Tensor:
     """The operation's value, of which each operand gets its slope times the gradient."""
     return functions.shared(call.value(), operands, slopes) if operands else call.value()

@@ -13,7 +13,7 @@ from hilrp.primitives.secant.attention import attention, log_sum, softmax
 from hilrp.primitives.secant.elementwise import divide, elementwise
 from hilrp.primitives.secant.positions import deformable, pooled_regions, sample
 from hilrp.primitives.secant.products import layer, mix, norm, product, root
-from hilrp.primitives.secant.selections import choose, extreme, ordered, pool
+from hilrp.primitives.secant.selections import choose, extreme, ordered, pool, quantile
 
 Rule = Callable[[Call], Any]
 
@@ -43,7 +43,7 @@ _BY_RULE: dict[Rule, Rule] = {
 _BY_NAME: dict[str, Rule] = (
     dict.fromkeys("relu abs leaky_relu prelu rrelu hypot".split(), elementwise)
     | dict.fromkeys("amax amin".split(), extreme)
-    | dict.fromkeys("median quantile kthvalue topk sort".split(), ordered)
+    | dict.fromkeys("median kthvalue topk sort".split(), ordered)
     | dict.fromkeys(
         (
             f"{kind}max_pool{n}d{ending}"
@@ -54,6 +54,6 @@ _BY_NAME: dict[str, Rule] = (
         pool,
     )
     | dict.fromkeys("where masked_fill".split(), choose)
-    | {"square": product, "std": root, "log_softmax": log_sum, "logsumexp": log_sum}
+    | {"square": product, "std": root, "quantile": quantile, "log_softmax": log_sum, "logsumexp": log_sum}
     | dict.fromkeys("norm linalg_norm linalg_vector_norm".split(), norm)
 )
