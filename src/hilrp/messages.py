@@ -85,6 +85,14 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     )
 
 
+def function_that_writes(where: str) -> AuditError:
+    """A custom function that writes to its input, under an engine that has nothing written to."""
+    return AuditError(
+        f"hilrp did not see into what {where} calls: a custom autograd.Function writes to its input (mark_dirty). Give the module that "
+        "calls it a rule of its own (hilrp.register), or let the function return a new tensor."
+    )
+
+
 def unseen_write(tensor: Tensor, path: str, consumer: str) -> AuditError:
     """A tensor that was written to by code that the engine can't see into."""
     return AuditError(

@@ -218,6 +218,8 @@ class Pass:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
             if (reason := shortage(error)) is not None:
                 raise messages.too_large(reason, shapes) from error
+            if "marked as dirty" in str(error):
+                raise messages.function_that_writes(where) from error
             raise ModelError(messages.failed_forward(error, where, shapes)) from error
 
     def _capture(self, path: str, module: nn.Module, output: Any) -> None:
