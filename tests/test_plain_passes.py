@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -97,7 +98,13 @@ WRITTEN = [add, assign, fill, pieces, copied, through_a_view, into, named, as_an
 
 
 def logits_of(output):
-    return output if isinstance(output, Tensor) else vars(output).get("logits") if isinstance(output, SimpleNamespace) else output["logits"]
+    return (
+        output
+        if isinstance(output, Tensor)
+        else vars(output).get("logits")
+        if isinstance(output, SimpleNamespace)
+        else output["logits"]
+    )
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -220,7 +227,9 @@ READING = [by_item, by_list, by_if, by_int, by_float, by_array, by_equality, by_
 @pytest.mark.parametrize("then", READING, ids=lambda then: then.__name__)
 def test_numbers_that_are_read_out_make_no_false_difference(then):
     model, x = make(then), pictures()
-    with pytest.raises(hilrp.AuditError, match=r"on the reference would be .* the model itself gives .*(item|tolist|equal)|array"):
+    with pytest.raises(
+        hilrp.AuditError, match=r"on the reference would be .* the model itself gives .*(item|tolist|equal)|array"
+    ):
         hilrp.explain(model, x, 1, "secant")
     assert not hilrp.audit(model, x, 1, "secant").passed
     # Without a reference the numbers are the input's, as they should be: that is noted.
@@ -462,5 +471,5 @@ def test_plain_passes_run_once_for_a_model():
     for _ in range(3):
         hilrp.explain(model, x, 1)
         counts.append(len(runs))
-    assert [b - a for a, b in zip(counts, counts[1:], strict=False)] == [1, 1]
+    assert [b - a for a, b in itertools.pairwise(counts)] == [1, 1]
     assert counts[0] == 4  # the explanation, the score, and half of the samples changed, twice

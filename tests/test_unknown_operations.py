@@ -102,10 +102,16 @@ def library_operation(autograd: bool):
 UNKNOWN = {
     "custom Function": (lambda x: swish(x), "did not see.*Swish"),
     "custom Function, new form": (lambda x: Scaled.apply(x, 2.0)[0], "did not see.*Scaled"),
-    "custom Function that writes": (lambda x: Doubling.apply(x * 1.0), "did not see.*custom autograd.Function writes to its input"),
+    "custom Function that writes": (
+        lambda x: Doubling.apply(x * 1.0),
+        "did not see.*custom autograd.Function writes to its input",
+    ),
     "scripted": (lambda x: scripted(x), "did not see"),
     "unlisted": (lambda x: torch.special.i1(x), "No rule for the operation `special_i1"),
-    "unlisted, without a gradient": (lambda x: torch.heaviside(x, torch.zeros((), dtype=F64)) * x, "No rule.*heaviside"),
+    "unlisted, without a gradient": (
+        lambda x: torch.heaviside(x, torch.zeros((), dtype=F64)) * x,
+        "No rule.*heaviside",
+    ),
     "library operation": (library_operation(True), "No rule for the operation `hilrptests::swish1"),
     "library operation without a gradient": (lambda x: library_operation(False)(x) + x, "No rule.*hilrptests::swish0"),
     "mapped": (lambda x: torch.vmap(lambda a: a * a.sigmoid())(x), "did not see"),
@@ -138,7 +144,7 @@ def test_a_small_error_is_named_as_well():
             return g
 
     for rules in PRESETS:
-        with pytest.raises(hilrp.AuditError, match="did not see.*Nearly"):
+        with pytest.raises(hilrp.AuditError, match=r"did not see.*Nearly"):
             hilrp.explain(make(Nearly.apply), picture(), 1, rules)
 
 
@@ -236,7 +242,7 @@ def test_every_rule_of_the_table_has_a_form_relative_to_a_reference():
     for name, row in TABLE.items():
         if not isinstance(row.rule, Surrogate):
             assert callable(rule_for(name, row.rule))
-    with pytest.raises(hilrp.AuditError, match="`mine` has no form relative to a reference.*hilrp.register"):
+    with pytest.raises(hilrp.AuditError, match=r"`mine` has no form relative to a reference.*hilrp.register"):
         rule_for("mine", lambda call: call.run(), users=True)
 
 

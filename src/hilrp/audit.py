@@ -181,7 +181,7 @@ class _Auditor(Explainer):
         self.dtypes: set[torch.dtype] = set()
 
     #: An audit takes nothing for known.
-    _checks, _anew = True, True  # type: ignore[assignment]
+    _checks, _anew = True, True
 
     def _unsound(self, error: HilrpError) -> None:
         if str(error) not in self.problems:

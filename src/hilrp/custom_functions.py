@@ -120,7 +120,7 @@ def wrap(function: type[Function]) -> Callable[[], None]:
         else:
             function.forward = own  # type: ignore[method-assign]
 
-    function.forward = staticmethod(forward)  # type: ignore[method-assign,assignment]
+    function.forward = staticmethod(forward)  # type: ignore[method-assign]
     return unwrap
 
 

@@ -335,7 +335,9 @@ class Explainer:
         own = {name: value[sample : sample + 1] for name, value in arrived.items()}
         before = None if run.reference_score is None else run.reference_score[sample : sample + 1]
         ledger = Ledger.close(run.books, run.score[sample : sample + 1], own, before)
-        others = sum((value.sum().reshape(1) - own[name] for name, value in arrived.items()), torch.zeros_like(ledger.score))
+        others = sum(
+            (value.sum().reshape(1) - own[name] for name, value in arrived.items()), torch.zeros_like(ledger.score)
+        )
         if bool((others != 0).any()):
             ledger = replace(ledger, entries=ledger.entries | {OTHERS: others})
         return relevance, ledger
@@ -399,7 +401,9 @@ class Explainer:
                 "that changes gradients, code that hides from it). hilrp.audit(model, x) lists what it saw."
             )
         if gross > 1000 * float(ledger.score[sample].abs()):
-            reason = " The score is tiny beside the relevance that flows, so that rounding alone can do this: try float64."
+            reason = (
+                " The score is tiny beside the relevance that flows, so that rounding alone can do this: try float64."
+            )
         return BooksError(
             f"The books of sample {sample} do not close: of the score {float(ledger.score[sample]):.6g}, "
             f"{missing:.4g} is unaccounted for (residual {float(ledger.residual[sample]):.2g}, "

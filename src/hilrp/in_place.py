@@ -191,9 +191,7 @@ def laid_out(
     return copy.copy_(value.reshape(value.shape[max(value.ndim - len(shape), 0) :]))
 
 
-def write(
-    root: Tensor | None, part: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], *place: Any
-) -> Tensor:
+def write(root: Tensor | None, part: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], *place: Any) -> Tensor:
     """A copy of ``root``, laid out with ``strides``, in which the view at ``place`` holds ``part``; without a root, of ``part`` alone."""
     copy = torch.empty_strided(shape, strides, dtype=part.dtype, device=part.device)
     if root is not None:

@@ -107,7 +107,7 @@ def unseen_origin(places: list[str]) -> AuditError:
     return AuditError(
         f"Tensors that {_listed(places)} use depend on the input, but hilrp did not see how they were made: by numpy or another library, in "
         "another thread, or by an extension. They would count as constants. Compute them with torch in the thread that runs "
-        "the model, give the module that makes them a rule of its own (hilrp.register), or accept that with audit=\"warn\"."
+        'the model, give the module that makes them a rule of its own (hilrp.register), or accept that with audit="warn".'
     )
 
 
@@ -133,10 +133,15 @@ def false_reference(
 ) -> AuditError:
     """The reference's score isn't that of the model."""
     reasons = [
-        f"numbers that the model reads out of its tensors ({_listed(read_outs)}) are the input's there, too" if read_outs else "",
+        f"numbers that the model reads out of its tensors ({_listed(read_outs)}) are the input's there, too"
+        if read_outs
+        else "",
         f"hilrp did not see how tensors that {_listed(strangers)} use were made" if strangers else "",
     ]
-    reason = "; ".join(filter(None, reasons)) or "something in it isn't followed there (a state that changes from call to call)"
+    reason = (
+        "; ".join(filter(None, reasons))
+        or "something in it isn't followed there (a state that changes from call to call)"
+    )
     return AuditError(
         f"The score of sample {sample} on the reference would be {followed:.6g}, but the model itself gives {plain:.6g} there: {reason}. The "
         "relevance would sum to a false difference. Keep those values in tensors and in this thread (torch.where instead of "
@@ -146,9 +151,7 @@ def false_reference(
 
 def by_choice(name: str, path: str) -> str:
     """Numbers that were made of masks and indices."""
-    return (
-        f"what `{name}` in {place(path)} makes depends on the input through whole numbers or masks alone, and carries no relevance"
-    )
+    return f"what `{name}` in {place(path)} makes depends on the input through whole numbers or masks alone, and carries no relevance"
 
 
 def read_out(where: str) -> str:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,7 +126,9 @@ class Comparison:
                 if shortage(error):
                     raise
             with torch.enable_grad():
-                return call_model(self.model, map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()) * 1, x))
+                return call_model(
+                    self.model, map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()) * 1, x)
+                )
 
     def _score(self, output: Any) -> Tensor:
         target = self.target if callable(self.target) else self.found.chosen
@@ -234,7 +237,7 @@ class Comparison:
         for parity in (0, 1):
             kept = torch.arange(self.batch, device=score.device) % 2 == parity
             try:
-                other = self._score(self._output(map_tensors(lambda t, kept=kept: self._changed(t, kept), self.x)))
+                other = self._score(self._output(map_tensors(partial(self._changed, kept=kept), self.x)))
             except Exception as error:
                 if shortage(error):
                     raise
@@ -250,8 +253,9 @@ class Comparison:
         return False
 
     def _changed(self, t: Tensor, kept: Tensor | None = None) -> Tensor:
-        """An input with samples changed, but those that are kept: mirrored, negated, paler and shifted, so that neither a mean
-        nor a mean square stays what it was.
+        """An input with samples changed, but those that are kept.
+
+        They are mirrored, negated, paler and shifted, so that neither a mean nor a mean square stays what it was.
         """
         if not t.is_floating_point() or t.shape[:1] != (self.batch,):
             return t

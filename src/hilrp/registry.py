@@ -59,7 +59,9 @@ class Registration:
         self.remove()
 
 
-def register(target: Callable[..., Any] | type[nn.Module] | type[Function], rule: str | Callable[..., Any]) -> Registration:
+def register(
+    target: Callable[..., Any] | type[nn.Module] | type[Function], rule: str | Callable[..., Any]
+) -> Registration:
     """Gives an operation, a module class or an autograd.Function of your own a rule.
 
     Args:

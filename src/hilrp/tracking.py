@@ -97,7 +97,9 @@ class Tracker:
         info = self.info(tensor)
         return None if info is None else info.layout
 
-    def track(self, tensor: Tensor, level: Level, layout: Layout | None, tap: bool = False, hidden: bool = False) -> None:
+    def track(
+        self, tensor: Tensor, level: Level, layout: Layout | None, tap: bool = False, hidden: bool = False
+    ) -> None:
         """Enters a tensor that depends on the input. The model never holds a ``tap``, which needs no keeping as a view."""
         info = Info(level, tensor.requires_grad, layout, tensor._version, hidden)
         self._info[id(tensor)] = (weakref.ref(tensor), info)

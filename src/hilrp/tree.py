@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from copy import copy
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 

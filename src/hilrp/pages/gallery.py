@@ -66,7 +66,8 @@ def _card(folder: Path, outcome: Outcome) -> str:
     saw = f"{sizes[0]} pixels" + (
         f", of which the model saw {sizes[1]}, scaled and cropped" if sizes[0] != sizes[1] else ""
     )
-    notes = "".join(f'<p class="soft">Note: {escape(note)}.</p>' for note in facts["image_notes"])
+    said = [*facts["image_notes"], *(f"not checked: {reason}" for reason in facts.get("unchecked", ()))]
+    notes = "".join(f'<p class="soft">Note: {escape(note)}.</p>' for note in said)
     files = ", ".join(f'<a href="./{quote(name)}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
     return (
         f'<div class="card"><div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span><span class="soft">{files}</span></div>{heads}{notes}'

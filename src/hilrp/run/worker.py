@@ -279,11 +279,13 @@ class Worker:
                 maps = method(loaded.model, x, target)
                 own = _sums(method, maps, logits.gather(1, target[:, None])[:, 0])
             said = rows.figures(maps, masks)
+            unchecked = explained[method.name].unchecked if method.name in explained else ()
             for i, row in enumerate(common):
                 one = row | {"method": method.name} | own[i] | said[i]
+                one["notes"] = [*row["notes"], *(f"not checked: {reason}" for reason in unchecked)]
                 if "energy" in one and row["label"] not in (None, row["target"]):
                     one = {key: value for key, value in one.items() if key not in ("energy", "area", "pointing")}
-                    one["notes"] = [*row["notes"], "the place that is given is of another class than the explained one"]
+                    one["notes"] = [*one["notes"], "the place that is given is of another class than the explained one"]
                 made.append(one | (rows.map_of(maps[i]) if self.job.maps != "none" else {}))
         return made
 

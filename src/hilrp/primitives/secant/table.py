@@ -24,7 +24,7 @@ def rule_for(name: str, rule: Rule, users: bool = False) -> Rule:
     found = found or _BY_RULE.get(rule)
     if found is None:
         raise AuditError(
-            f"The operation `{name}` has no form relative to a reference. Explain without one (rules=\"hilrp\"), or give it a "
+            f'The operation `{name}` has no form relative to a reference. Explain without one (rules="hilrp"), or give it a '
             "rule that has: hilrp.register with a name or with a function that writes it in known operations."
         )
     return found
