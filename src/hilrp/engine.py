@@ -42,7 +42,7 @@ from hilrp.table import (
     is_python_source,
     operation_name,
 )
-from hilrp.tracking import Tally, Tracker
+from hilrp.tracking import Tally, Tracker, writes_to
 from hilrp.tree import map_tensors, tensors
 
 
@@ -316,9 +316,9 @@ class Engine(TorchFunctionMode):
     def is_varying(self, tensor: Tensor, name: str) -> bool:
         """Whether the tensor varies; finds those that came out of an operation the engine never saw."""
         info = self.tracker.info(tensor)
-        if info is not None and tensor._version != info.version:
+        if info is not None and writes_to(tensor) != info.version:
             self.problem(messages.unseen_write(tensor, self.path, name))
-            info.version = tensor._version
+            info.version = writes_to(tensor)
         if info is not None and info.carries == tensor.requires_grad and not is_users(tensor.grad_fn):
             return True
         if not tensor.requires_grad:

@@ -18,6 +18,11 @@ from hilrp.primitives.call import Level
 from hilrp.table import Primitive
 
 
+def writes_to(tensor: Tensor) -> int:
+    """How often a tensor was written to; of tensors made in inference mode torch does not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 @dataclass(slots=True)
 class Info:
     """What is known of a tensor that depends on the input.
@@ -101,7 +106,7 @@ class Tracker:
         self, tensor: Tensor, level: Level, layout: Layout | None, tap: bool = False, hidden: bool = False
     ) -> None:
         """Enters a tensor that depends on the input. The model never holds a ``tap``, which needs no keeping as a view."""
-        info = Info(level, tensor.requires_grad, layout, tensor._version, hidden)
+        info = Info(level, tensor.requires_grad, layout, writes_to(tensor), hidden)
         self._info[id(tensor)] = (weakref.ref(tensor), info)
         if tensor._base is not None and not tap:
             self._views.setdefault(id(tensor._base), []).append(weakref.ref(tensor))
