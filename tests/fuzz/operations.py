@@ -74,16 +74,19 @@ class Choice:
 def operations() -> dict[str, Any]:
     """Every operation that has a derivative, by name."""
     kept = [op for op in op_db if op.supports_autograd and torch.float64 in op.dtypes]
-    return {op.full_name: op for op in kept if not any(op.full_name.startswith(s) or f".{s}" in op.full_name for s in SKIPPED)}
+    return {
+        op.full_name: op
+        for op in kept
+        if not any(op.full_name.startswith(s) or f".{s}" in op.full_name for s in SKIPPED)
+    }
 
 
 def table_name(operation: str) -> str | None:
     """What the operation is called in the table, if it is in it."""
-    op = operations()[operation]
-    last = op.name.split(".")[-1]
-    last = last.strip("_") if last.startswith("__") else last
-    names = (_SYNONYMS.get(last, last), op.name.replace(".", "_"))
-    return next((name for name in names if name in TABLE), None)
+    name = operations()[operation].name.removeprefix("nn.functional.")
+    name = name.strip("_") if name.startswith("__") else name.replace(".", "_")
+    name = _SYNONYMS.get(name, name)
+    return name if name in TABLE else None
 
 
 @lru_cache(maxsize=64)
@@ -121,9 +124,12 @@ class Called(nn.Module):
         own = [t.clone() for _, t in self.chosen]
         if self.choice.batch == "along":
             return tuple(own)
+        own = [t if t.ndim else t.reshape(1) for t in own]
         if self.choice.batch == "one":
             return tuple(t[None] for t in own)
-        return tuple(torch.stack([t, t.flatten()[torch.randperm(t.numel(), generator=rng)].reshape(t.shape)]) for t in own)
+        return tuple(
+            torch.stack([t, t.flatten()[torch.randperm(t.numel(), generator=rng)].reshape(t.shape)]) for t in own
+        )
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """What the operation gives, as one row of numbers for each sample."""
@@ -134,8 +140,11 @@ class Called(nn.Module):
         return torch.stack(rows)
 
     def _once(self, inputs: Any) -> list[Tensor]:
-        given = {key: self._laid_out(x) for (key, _), x in zip(self.chosen, inputs, strict=True)}
-        args, kwargs = map_tensors(lambda t: given[id(t)] if id(t) in given else t.detach(), (self.arguments, self.kwargs))
+        pairs = zip(self.chosen, inputs, strict=True)
+        given = {key: self._laid_out(x if own.ndim else x.reshape(())) for (key, own), x in pairs}
+        args, kwargs = map_tensors(
+            lambda t: given[id(t)] if id(t) in given else t.detach(), (self.arguments, self.kwargs)
+        )
         if self.choice.form.startswith("in place"):
             return _real(self._write(args, kwargs))
         if self.out:
@@ -165,7 +174,7 @@ class Called(nn.Module):
 
 def _real(out: Any) -> list[Tensor]:
     """The floating-point tensors of a result; complex ones by their parts."""
-    found = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors(out)]
+    found = [torch.stack([t.real, t.imag], -1) if t.is_complex() else t for t in tensors(out)]
     if any(t.is_floating_point() and t.dtype != torch.float64 for t in found):
         raise Unfit("not in double precision")
     kept = [t for t in found if t.is_floating_point()]
@@ -179,13 +188,19 @@ class Unfit(Exception):
 
 
 def _form(op: Any, form: str) -> Callable[..., Any]:
-    if form.startswith("in place"):
-        found = op.inplace_variant
-    else:
-        found = op.method_variant if form == "method" else op.op
+    in_place = form.startswith("in place")
+    found = op.inplace_variant if in_place else op.method_variant if form == "method" else op.op
     if found is None or (form == "out=" and not op.supports_out):
         raise Unfit(f"no form {form}")
     return found
+
+
+def _has(op: Any, form: str) -> bool:
+    try:
+        _form(op, form)
+    except Unfit:
+        return False
+    return True
 
 
 def model_of(choice: Choice) -> Case:
@@ -195,7 +210,7 @@ def model_of(choice: Choice) -> Case:
     if not model.chosen:
         raise Unfit("nothing to explain")
     x = model.inputs(generator)
-    if choice.batch == "along" and (len(x) > 1 or x[0].ndim < 2):
+    if choice.batch == "along" and (len(x) > 1 or not x[0].ndim or len(x[0]) < 2):
         raise Unfit("one sample alone")
     if not all(bool(t.isfinite().all()) for t in x):
         raise Unfit("not finite")
@@ -215,23 +230,27 @@ def model_of(choice: Choice) -> Case:
 
 
 def _apart(model: nn.Module, x: Tensor, output: Tensor) -> bool:
-    """Whether each sample of the output depends on its own of the input alone, in a plain pass on another one."""
-    other = x.clone()
-    other[0] = other[0].flip(0) * 0.9 + 0.1 if other[0].ndim else other[0] * 0.9
-    with torch.no_grad():
-        found = model(other)
-    return found.shape == output.shape and torch.equal(found[1:], output[1:]) and not torch.equal(found[0], output[0])
+    """Whether each sample of the output depends on its own of the input alone: in plain passes that change one sample each."""
+    for i in range(len(x)):
+        other = x.clone()
+        other[i] = other[i].flip(0) * 0.9 + 0.1 if other[i].ndim else other[i] * 0.9
+        with torch.no_grad():
+            found = model(other)
+        if found.shape != output.shape:
+            return False
+        changed = (found != output).any(1)
+        if not bool(changed[i]) or int(changed.sum()) != 1:
+            return False
+    return True
 
 
-def random_choice(seed: int, listed_only: bool = False) -> Choice:
-    """A choice by chance."""
+def random_choice(seed: int, operation: str | None = None) -> Choice:
+    """A choice by chance, of any operation or of one."""
     rng = Random(seed)
-    names = list(operations())
-    if listed_only:
-        names = [name for name in names if table_name(name) is not None]
-    operation = rng.choice(names)
+    operation = operation or rng.choice(list(operations()))
     sample = rng.randrange(max(1, len(samples(operation))))
+    forms = [form for form in FORMS if _has(operations()[operation], form)]
     return Choice(
-        operation, sample, rng.choices(FORMS, [3, 2, 2, 1, 2])[0], rng.choices(LAYOUTS, [3, 1, 1, 1])[0], rng.choice(CARRIERS),
+        operation, sample, rng.choice(forms), rng.choices(LAYOUTS, [3, 1, 1, 1])[0], rng.choices(CARRIERS, [2, 1, 2])[0],
         rng.choices(BATCHES, [2, 2, 1])[0],
     )  # fmt: skip

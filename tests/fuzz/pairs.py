@@ -40,7 +40,9 @@ def check_program(program: Program) -> list[Finding] | str:
         return reason
     with torch.no_grad():
         other = run(twin.model, x)
-    assert torch.allclose(other, plain.output, rtol=1e-9, atol=1e-11), f"the twins of program {program.seed} differ:\n{program}"
+    assert torch.allclose(other, plain.output, rtol=1e-9, atol=1e-11), (
+        f"the twins of program {program.seed} differ:\n{program}"
+    )
 
     rules = rng.choice(["hilrp", "epsilon"])
     findings, found = check(case, rules)
@@ -53,7 +55,9 @@ def check_program(program: Program) -> list[Finding] | str:
         found_twin, functional = check(twin, rules)
         findings += [Finding(f"{each.kind}, out of place", each.detail) for each in found_twin]
         if functional is not None:
-            findings += check_same(f"in place and out of place ({rules})", found.relevance, functional.relevance, found.score)
+            findings += check_same(
+                f"in place and out of place ({rules})", found.relevance, functional.relevance, found.score
+            )
         findings += _beside(program, case, found.relevance, rules)
         if rules == "epsilon" and program.homogeneous:
             expected = gradient_times_input(twin)
@@ -76,7 +80,9 @@ def _beside(program: Program, case: Case, relevance: torch.Tensor, rules: str) -
         found, explained = check(case.sample(i), rules)
         findings += [Finding(f"{each.kind}, alone", each.detail) for each in found]
         if explained is not None:
-            findings += check_same(f"batched and alone ({rules})", relevance[i : i + 1], explained.relevance, explained.score)
+            findings += check_same(
+                f"batched and alone ({rules})", relevance[i : i + 1], explained.relevance, explained.score
+            )
     return findings
 
 
@@ -94,11 +100,15 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
     others, functional = check_reference(twin, name, reference)
     findings += [Finding(f"{each.kind}, out of place", f"[{kind}] {each.detail}") for each in others]
     if functional is not None:
-        findings += check_same(f"in place and out of place ({name}, {kind})", found.relevance, functional.relevance, found.score)
+        findings += check_same(
+            f"in place and out of place ({name}, {kind})", found.relevance, functional.relevance, found.score
+        )
     if program.batch > 1:
         _, alone = check_reference(case.sample(program.batch - 1), name, reference[-1:])
         if alone is not None:
-            findings += check_same(f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score)
+            findings += check_same(
+                f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score
+            )
     return findings
 
 

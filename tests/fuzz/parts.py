@@ -24,7 +24,9 @@ class Part:
     get: Callable[[Tensor], Tensor]
     shape: Shape
     put: Callable[[Tensor, Tensor], Tensor] | None
-    disjoint: tuple[int, int] | None = None  # axis and number of a chunk: those of another number share no memory with it
+    disjoint: tuple[int, int] | None = (
+        None  # axis and number of a chunk: those of another number share no memory with it
+    )
 
 
 def _replaced(axis: int, start: int, stop: int) -> Callable[[Tensor, Tensor], Tensor]:

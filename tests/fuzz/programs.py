@@ -79,7 +79,10 @@ class Program:
         return x.to(memory_format=torch.channels_last) if self.channels_last else x
 
     def __str__(self) -> str:
-        lines = [f"r0: {(self.batch, *self.shape)}{' channels-last' if self.channels_last else ''}", *map(str, self.steps)]
+        lines = [
+            f"r0: {(self.batch, *self.shape)}{' channels-last' if self.channels_last else ''}",
+            *map(str, self.steps),
+        ]
         return "\n".join([*lines, f"logits of r{self.output}, head: {self.head}"])
 
 
@@ -283,7 +286,12 @@ class _Writer:
         if first is None or not self.writable(base):
             return
         second = next((part for part in found if part is not None and part.disjoint != first.disjoint), None)
-        if second is None or second.disjoint is None or first.disjoint is None or second.disjoint[0] != first.disjoint[0]:
+        if (
+            second is None
+            or second.disjoint is None
+            or first.disjoint is None
+            or second.disjoint[0] != first.disjoint[0]
+        ):
             return
         a, b = (self._new("view", "chunk", (base,), part.shape, part) for part in (first, second))
         self._squash(b)
@@ -337,7 +345,9 @@ def with_dead_branch(program: Program) -> Program:
         made = [0, *(s.result for s in steps[:place] if s.result in program.shapes and s.result > 0)]
         base, new = rng.choice(made), max(shapes) + 1
         shapes[new] = shapes[base]
-        name, kind = rng.choice([("sigmoid", "compute"), ("clone", "compute"), ("softmax", "compute"), ("identity", "view")])
+        name, kind = rng.choice(
+            [("sigmoid", "compute"), ("clone", "compute"), ("softmax", "compute"), ("identity", "view")]
+        )
         part = PARTS["identity"][0](shapes[base], rng) if kind == "view" else None
         added = [Step(kind, name, (base,), new, 0, part)]
         if name == "clone":
@@ -377,7 +387,9 @@ def _smaller(program: Program) -> list[Program]:
         if not used:
             found.append(replace(program, steps=rest))
         elif program.shapes[base] == program.shapes[step.result]:
-            renamed = tuple(replace(s, registers=tuple(base if r == step.result else r for r in s.registers)) for s in rest)
+            renamed = tuple(
+                replace(s, registers=tuple(base if r == step.result else r for r in s.registers)) for s in rest
+            )
             output = base if program.output == step.result else program.output
             found.append(replace(program, steps=renamed, output=output))
     if program.batch > 1:

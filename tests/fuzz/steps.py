@@ -76,7 +76,9 @@ def _joined(a: Shape, b: Shape) -> Shape | None:
 
 
 def _halved(shape: Shape) -> Shape | None:
-    return (shape[0], shape[1] // 2, shape[2] // 2) if min(shape[1:]) > 1 and not any(s % 2 for s in shape[1:]) else None
+    return (
+        (shape[0], shape[1] // 2, shape[2] // 2) if min(shape[1:]) > 1 and not any(s % 2 for s in shape[1:]) else None
+    )
 
 
 def _doubled(shape: Shape) -> Shape | None:
