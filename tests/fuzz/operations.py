@@ -250,7 +250,12 @@ def random_choice(seed: int, operation: str | None = None) -> Choice:
     operation = operation or rng.choice(list(operations()))
     sample = rng.randrange(max(1, len(samples(operation))))
     forms = [form for form in FORMS if _has(operations()[operation], form)]
-    return Choice(
-        operation, sample, rng.choice(forms), rng.choices(LAYOUTS, [3, 1, 1, 1])[0], rng.choices(CARRIERS, [2, 1, 2])[0],
-        rng.choices(BATCHES, [2, 2, 1])[0],
-    )  # fmt: skip
+    several = sum(map(_explained, tensors(_arguments(operation, sample)))) > 1
+    carrier = rng.choices(CARRIERS, [2, 1, 2])[0] if several else "first"
+    batch = rng.choices(BATCHES, [2, 2, 1 if carrier == "first" else 0])[0]
+    return Choice(operation, sample, rng.choice(forms), rng.choices(LAYOUTS, [3, 1, 1, 1])[0], carrier, batch)
+
+
+def _arguments(operation: str, sample: int) -> tuple[Any, ...]:
+    found = samples(operation)
+    return (found[sample].input, found[sample].args, found[sample].kwargs) if found else ()
