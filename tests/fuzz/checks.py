@@ -276,4 +276,8 @@ def references(x: Any, generator: torch.Generator) -> dict[str, Any]:
         "half": lambda t: 0.5 * t,
         "nearly the input": nearly,
     }
-    return {name: map_tensors(way, x) for name, way in ways.items()}
+
+    def laid_out(way: Callable[[Tensor], Tensor]) -> Any:
+        return map_tensors(lambda t: torch.empty_like(t).copy_(way(t)), x)  # as the input is
+
+    return {name: laid_out(way) for name, way in ways.items()}

@@ -103,6 +103,10 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
         findings += check_same(
             f"in place and out of place ({name}, {kind})", found.relevance, functional.relevance, found.score
         )
+    dead = case.of(Model(with_dead_branch(program)).eval())
+    _, beside = check_reference(dead, name, reference)
+    if beside is not None:
+        findings += check_same(f"dead branch ({name}, {kind})", found.relevance, beside.relevance, found.score)
     if program.batch > 1:
         _, alone = check_reference(case.sample(program.batch - 1), name, reference[-1:])
         if alone is not None:

@@ -260,7 +260,7 @@ class _Writer:
         name = self.rng.choices(names, [WRITES[n].weight for n in names])[0]
         target = self.pick()
         others = tuple(self.pick() for _ in range(WRITES[name].operands))
-        if self.writable(target) and all(self._fits(other, target) for other in others):
+        if self.writable(target) and all(self._fits(other, target, name) for other in others):
             self.steps.append(Step("write", name, (target, *others), -1, self.rng.randrange(1 << 30)))
 
     def _gate(self) -> None:
@@ -304,8 +304,10 @@ class _Writer:
         name = self.rng.choice(["sigmoid_", "F.hardsigmoid(inplace=True)", "tanh_", "clamp_"])
         self.steps.append(Step("write", name, (register,), -1, 0))
 
-    def _fits(self, other: int, target: int) -> bool:
+    def _fits(self, other: int, target: int, name: str) -> bool:
         a, b = self.shapes[other], self.shapes[target]
+        if WRITES[name].same_shape and (a != b or other == target):
+            return False
         if len(a) != len(b) or any(m not in (1, n) for m, n in zip(a, b, strict=True)):
             return False
         return other == target or self.root(other) != self.root(target) or self._apart(other, target)
@@ -344,10 +346,9 @@ def with_dead_branch(program: Program) -> Program:
         place = rng.randint(0, len(steps))
         made = [0, *(s.result for s in steps[:place] if s.result in program.shapes and s.result > 0)]
         base, new = rng.choice(made), max(shapes) + 1
-        shapes[new] = shapes[base]
-        name, kind = rng.choice(
-            [("sigmoid", "compute"), ("clone", "compute"), ("softmax", "compute"), ("identity", "view")]
-        )
+        name = rng.choice(["sigmoid", "clone", "softmax", "linear", "identity"])
+        kind = "view" if name == "identity" else "compute"
+        shapes[new] = (*shapes[base][:-1], 4) if name == "linear" else shapes[base]
         part = PARTS["identity"][0](shapes[base], rng) if kind == "view" else None
         added = [Step(kind, name, (base,), new, 0, part)]
         if name == "clone":
@@ -365,7 +366,7 @@ def _is_sound(program: Program) -> bool:
             writer.views[step.result] = (step.registers[0], step.part)
         elif step.kind == "write":
             target, *others = step.registers
-            if not writer.writable(target) or not all(writer._fits(other, target) for other in others):
+            if not writer.writable(target) or not all(writer._fits(other, target, step.name) for other in others):
                 return False
     return True
 

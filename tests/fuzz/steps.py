@@ -191,7 +191,8 @@ class Write:
         in_place: What torch does: a function of the tensor, the constants and the operands; what it returns is ignored.
         functional: The same, out of place.
         make: The constants, from the tensor's shape.
-        operands: How many other tensors there are, whose shape must be the tensor's (or broadcast to it).
+        operands: How many other tensors there are, whose shape must broadcast to the tensor's.
+        same_shape: Whether it must be the tensor's.
         homogeneous: Whether epsilon relevance is gradient x input.
         chooses: Whether it makes a mask of the input.
         weight: How often it is drawn.
@@ -201,6 +202,7 @@ class Write:
     functional: Callable[..., Tensor]
     make: Make = _none
     operands: int = 0
+    same_shape: bool = False
     homogeneous: bool = False
     chooses: bool = False
     weight: int = 1
@@ -220,6 +222,14 @@ def _assign_first(t: Tensor, c: list[Tensor], o: Tensor) -> None:
 
 def _first(t: Tensor, c: list[Tensor], o: Tensor) -> Tensor:
     return torch.cat([o[:, -1:].expand(t.shape[0], 1, *t.shape[2:]), t[:, 1:]], 1)
+
+
+def _assign_masked(t: Tensor, c: list[Tensor], o: Tensor) -> None:
+    t[c[0].expand_as(t)] = o[c[0].expand_as(o)] * 2
+
+
+def _assign_rows(t: Tensor, c: list[Tensor], o: Tensor) -> None:
+    t[:, _index(t)] = o[:, _index(t)] - 1
 
 
 def _increment(t: Tensor, c: list[Tensor], o: Tensor) -> None:
@@ -280,6 +290,24 @@ WRITES: dict[str, Write] = {
     "copy_": Write(lambda t, c, o: t.copy_(o), lambda t, c, o: o.expand_as(t), operands=1, homogeneous=True),
     "[...] =": Write(_assign, lambda t, c, o: o.expand_as(t), operands=1, homogeneous=True),
     "[:, 0] =": Write(_assign_first, _first, operands=1, homogeneous=True),
+    "[mask] =": Write(
+        _assign_masked, lambda t, c, o: torch.where(c[0], o * 2, t), _mask, operands=1, same_shape=True, homogeneous=True
+    ),
+    "[:, indices] =": Write(
+        _assign_rows, lambda t, c, o: torch.cat([t[:, :-1], o[:, -1:] - 1], 1), operands=1, same_shape=True, homogeneous=True
+    ),
+    "index_add_": Write(
+        lambda t, c, o: t.index_add_(1, _index(t), o[:, :1]), lambda t, c, o: torch.cat([t[:, :-1], t[:, -1:] + o[:, :1]], 1),
+        operands=1, same_shape=True, homogeneous=True,
+    ),
+    "index_copy_": Write(
+        lambda t, c, o: t.index_copy_(1, _index(t), o[:, :1]), lambda t, c, o: torch.cat([t[:, :-1], o[:, :1]], 1),
+        operands=1, same_shape=True, homogeneous=True,
+    ),
+    "masked_scatter_": Write(
+        lambda t, c, o: t.masked_scatter_(c[0].expand_as(t), o[c[0].expand_as(o)]), lambda t, c, o: torch.where(c[0], o, t), _mask,
+        operands=1, same_shape=True, homogeneous=True,
+    ),
     "lerp_": Write(lambda t, c, o: t.lerp_(o, 0.3), lambda t, c, o: torch.lerp(t, o, 0.3), operands=1, homogeneous=True),
     "addcmul_": Write(
         lambda t, c, o: t.addcmul_(o, c[0]), lambda t, c, o: torch.addcmul(t, o, c[0]), _row, operands=1, homogeneous=True
