@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 warnings.simplefilter("ignore")
 
 from fuzz.calls import check_choice  # noqa: E402
+from fuzz.drawing import random_program  # noqa: E402
 from fuzz.operations import random_choice  # noqa: E402
 from fuzz.pairs import check_program, shrunk  # noqa: E402
-from fuzz.programs import random_program  # noqa: E402
 
 #: How many findings of a kind are written out.
 SHOWN = 3

@@ -20,7 +20,8 @@ from fuzz.checks import (
     references,
     run,
 )
-from fuzz.programs import Model, Program, random_program, smaller, with_dead_branch
+from fuzz.drawing import random_program, smaller, with_dead_branch
+from fuzz.programs import Model, Program
 
 
 def check_program(program: Program) -> list[Finding] | str:

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("expecttest", reason="torch's samples of operations need it")
 
 from fuzz.calls import check_choice
+from fuzz.drawing import random_program
 from fuzz.operations import operations, random_choice, table_name
 from fuzz.pairs import check_program, shrunk
-from fuzz.programs import random_program
 
 PARTS = 8
 PROGRAMS = 480
