@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 warnings.simplefilter("ignore")
 
 from fuzz.calls import check_choice  # noqa: E402
-from fuzz.drawing import random_program  # noqa: E402
+from fuzz.drawing import random_program, with_dead_branch  # noqa: E402
 from fuzz.operations import random_choice  # noqa: E402
 from fuzz.pairs import check_program, shrunk  # noqa: E402
 
@@ -46,7 +46,10 @@ class Report:
             self.found[f"programs: {kind}"] += 1
             if self.found[f"programs: {kind}"] <= SHOWN:
                 detail = next(each for each in found if each.kind == kind)
-                print(f"\n# program, --seed {seed}\n{detail}\n{shrunk(program, kind)}", flush=True)
+                small = shrunk(program, kind)
+                print(f"\n# program, --seed {seed}\n{detail}\n{small}", flush=True)
+                if "dead branch" in kind:
+                    print(f"with its dead branch:\n{with_dead_branch(small)}", flush=True)
 
     def operation(self, seed: int) -> None:
         """Runs a sample of an operation."""
