@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)
 
-.PHONY: test test-slow demo figures format benchmark verify coverage coverage-page
+.PHONY: test test-slow demo figures format benchmark verify coverage coverage-page fuzz
 
 test:
 	$(RUN) -m ruff check .
@@ -15,6 +15,12 @@ test:
 # Audits one model of each kind of every library: about half an hour on two cores.
 test-slow:
 	$(RUN) -m pytest -m slow
+
+# Random programs and torch's samples of operations, beyond those of `make test`: make fuzz SECONDS=3600 SEED=1000000
+SECONDS ?= 600
+SEED ?= 100000
+fuzz:
+	OMP_NUM_THREADS=1 $(RUN) scripts/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 verify:
 	$(RUN) -m hilrp verify

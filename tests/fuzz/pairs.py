@@ -1,0 +1,138 @@
+"""Programs checked in pairs: in place and out of place, batched and alone, itemised and in total, plain and with a dead branch."""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+
+from fuzz.checks import (
+    RELATIVE,
+    Case,
+    Finding,
+    Plain,
+    check,
+    check_prediction,
+    check_reference,
+    check_same,
+    gradient_times_input,
+    ill_conditioned,
+    references,
+    run,
+)
+from fuzz.drawing import random_program, smaller, with_dead_branch
+from fuzz.programs import Model, Program
+
+
+def check_program(program: Program) -> list[Finding] | str:
+    """What is wrong with the explanations of a program, or why it is none that can be explained in floating point."""
+    x, rng = program.input(), Random(program.seed + 3)
+    model = Model(program).eval()
+    try:
+        with torch.no_grad():
+            classes = run(model, x).argmax(1)
+    except RuntimeError as error:
+        return f"torch refuses it: {str(error)[:60]}"
+    case = Case(model, x, classes, chooses=program.chooses)
+    twin = case.of(Model(program, in_place=False).eval())
+    plain = Plain(case)
+    reason = plain.reason() or ("ill-conditioned" if ill_conditioned(twin) else None)
+    if reason is not None:
+        return reason
+    with torch.no_grad():
+        other = run(twin.model, x)
+    assert torch.allclose(other, plain.output, rtol=1e-9, atol=1e-11), (
+        f"the twins of program {program.seed} differ:\n{program}"
+    )
+
+    rules = rng.choice(["hilrp", "epsilon"])
+    findings, found = check(case, rules)
+    findings += check_prediction(case, rules)
+    if found is not None:
+        found_itemised, itemised = check(case, rules, itemised=True)
+        findings += found_itemised
+        if itemised is not None:
+            findings += check_same("itemised and totals", found.relevance, itemised.relevance, found.score)
+        found_twin, functional = check(twin, rules)
+        findings += [Finding(f"{each.kind}, out of place", each.detail) for each in found_twin]
+        if functional is not None:
+            findings += check_same(
+                f"in place and out of place ({rules})", found.relevance, functional.relevance, found.score
+            )
+        findings += _beside(program, case, found.relevance, rules)
+        if rules == "epsilon" and program.homogeneous:
+            expected = gradient_times_input(twin)
+            if expected is not None:
+                findings += check_same("gradient x input", found.relevance, expected, found.score)
+    return findings + _relative(program, case, twin, rng)
+
+
+def _beside(program: Program, case: Case, relevance: torch.Tensor, rules: str) -> list[Finding]:
+    """The same with a dead branch, and each sample alone."""
+    findings = []
+    dead = case.of(Model(with_dead_branch(program)).eval())
+    found, explained = check(dead, rules)
+    findings += [Finding(f"{each.kind}, dead branch", each.detail) for each in found]
+    if explained is not None:
+        findings += check_same(f"dead branch ({rules})", relevance, explained.relevance, explained.score)
+    if program.batch == 1:
+        return findings
+    for i in range(program.batch):
+        found, explained = check(case.sample(i), rules)
+        findings += [Finding(f"{each.kind}, alone", each.detail) for each in found]
+        if explained is not None:
+            findings += check_same(
+                f"batched and alone ({rules})", relevance[i : i + 1], explained.relevance, explained.score
+            )
+    return findings
+
+
+def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Finding]:
+    """The sum rule, and the twins relative to a reference."""
+    name = rng.choice(list(RELATIVE))
+    kind, reference = rng.choice(list(references(case.x, torch.Generator().manual_seed(program.seed)).items()))
+    with torch.no_grad():
+        if not bool(run(case.model, reference).isfinite().all()) or ill_conditioned(case, twin, reference):
+            return []
+    findings, found = check_reference(case, name, reference)
+    findings = [Finding(each.kind, f"[{kind}] {each.detail}") for each in findings]
+    if found is None:
+        return findings
+    others, functional = check_reference(twin, name, reference)
+    findings += [Finding(f"{each.kind}, out of place", f"[{kind}] {each.detail}") for each in others]
+    if functional is not None:
+        findings += check_same(
+            f"in place and out of place ({name}, {kind})", found.relevance, functional.relevance, found.score
+        )
+    dead = case.of(Model(with_dead_branch(program)).eval())
+    _, beside = check_reference(dead, name, reference)
+    if beside is not None:
+        findings += check_same(f"dead branch ({name}, {kind})", found.relevance, beside.relevance, found.score)
+    if program.batch > 1:
+        _, alone = check_reference(case.sample(program.batch - 1), name, reference[-1:])
+        if alone is not None:
+            findings += check_same(
+                f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score
+            )
+    return findings
+
+
+def shrunk(program: Program, kind: str) -> Program:
+    """The smallest program to be had by leaving things out that still has a finding of the kind."""
+    while True:
+        for each in smaller(program):
+            try:
+                found = check_program(each)
+            except (AssertionError, RuntimeError):
+                continue
+            if not isinstance(found, str) and any(finding.kind == kind for finding in found):
+                program = each
+                break
+        else:
+            return program
+
+
+def check_seed(seed: int) -> tuple[Program, list[Finding] | str]:
+    """The program of a seed, and what is wrong with it."""
+    program = random_program(seed)
+    return program, check_program(program)
