@@ -30,6 +30,7 @@ class Reading(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
+        """The model's output."""
         assert not bool(x.isnan().any())
         output: Tensor = self.model(x)
         return output
@@ -58,14 +59,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    print("| model | rules | batch | explanation, ms | first explanation | reference checked |\n|---|---|---|---|---|---|")
+    print(
+        "| model | rules | batch | explanation, ms | first explanation | reference checked |\n|---|---|---|---|---|---|"
+    )
     for name in options.models:
         torch.manual_seed(0)
         model = timm.create_model(name).eval().to(options.device)
         for batch in options.batch:
             x = torch.randn(batch, 3, 224, 224, device=options.device)
             for rules in ("hilrp", "secant"):
-                known, reading = hilrp.Explainer(model, rules, stages=None), hilrp.Explainer(Reading(model), rules, stages=None)
+                known, reading = (
+                    hilrp.Explainer(model, rules, stages=None),
+                    hilrp.Explainer(Reading(model), rules, stages=None),
+                )
                 for each in (known, reading):
                     each.explain(x, 0)
                 times: dict[str, list[float]] = {"known": [], "first": [], "reading": []}
@@ -75,7 +81,9 @@ def main() -> None:
                     times["reading"].append(timed(lambda e=reading, x=x: e.explain(x, 0), options.device))
                 own, began, read = (median(each) for each in times.values())
                 checked = f"{read / own:.2f} x" if rules == "secant" else ""
-                print(f"| {name} | {rules} | {batch} | {1000 * own:.1f} | {began / own:.2f} x | {checked} |", flush=True)
+                print(
+                    f"| {name} | {rules} | {batch} | {1000 * own:.1f} | {began / own:.2f} x | {checked} |", flush=True
+                )
 
 
 if __name__ == "__main__":

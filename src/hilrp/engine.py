@@ -24,7 +24,7 @@ from hilrp.ledger import Books, Site
 from hilrp.modules import ModuleWatch
 from hilrp.opening import opened
 from hilrp.primitives import layers
-from hilrp.primitives.call import Account, Call, Layers, Level, Reference
+from hilrp.primitives.call import Account, Call, KnownLayers, Layers, Level, Reference
 from hilrp.primitives.composite import Surrogate
 from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant.table import rule_for
@@ -33,6 +33,7 @@ from hilrp.registry import MODULES, is_registered, row_of
 from hilrp.rules import Rules
 from hilrp.strangers import Strangers
 from hilrp.table import (
+    BY_PARTS,
     CREATION,
     QUERIES,
     READ_OUTS,
@@ -57,7 +58,7 @@ class Engine(TorchFunctionMode):
         on_module: Called with (path, module, output) after each module.
         relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its secant form.
         inspect: Called with each operation's output.
-        layers: How many layers the model had when it ran before.
+        layers: What was found of the model's layers when it ran before.
         checkpoints: Modules that run again in the backward pass, by identity.
         tally: Where to count, if not anew.
     """
@@ -71,7 +72,7 @@ class Engine(TorchFunctionMode):
         on_module: Callable[[str, nn.Module, Any], None] | None = None,
         relative: bool = False,
         inspect: Callable[[Site, Tensor], None] | None = None,
-        layers: int | None = None,
+        layers: KnownLayers | None = None,
         checkpoints: frozenset[int] = frozenset(),
         tally: Tally | None = None,
     ) -> None:
@@ -196,6 +197,8 @@ class Engine(TorchFunctionMode):
             operands = None
         operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
+        if name == "as_strided" and not works_in_place:
+            args, kwargs = in_place.from_memory(self, *args, **kwargs)
         if name in QUERIES:
             return func(*args, **kwargs)
         varying = [t for t in operands if self.is_varying(t, name)]
@@ -293,6 +296,13 @@ class Engine(TorchFunctionMode):
 
     def run(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         """Runs an operation with its rule, or without a graph where none is wanted."""
+        if (
+            name in BY_PARTS
+            and row is not None
+            and not row.users
+            and any(t is not varying[0] for t in tensors((args, kwargs))[1:] if self.tracker.varies(t))
+        ):
+            row = BY_PARTS[name]  # not only the input varies, but its scale, too
         if self.relative and not torch.is_grad_enabled():
             # What the model takes no gradient of depends on the input all the same.
             with torch.enable_grad():
@@ -373,7 +383,7 @@ class Engine(TorchFunctionMode):
 
     def _run_rule(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         messages.check_randomness(name, args, kwargs, self.module, self.path)
-        site = self._site(name)
+        site, operands = self._site(name), tensors((args, kwargs))
 
         def account(output: Tensor, kind: str) -> Account:
             layout = self.tracker.layout(output) or self._follow(row, varying, output, args, kwargs, func)
@@ -401,19 +411,19 @@ class Engine(TorchFunctionMode):
             self._look_at_unknown(func, name, out, call)
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
+        elif reference is not None and not call.carriers:
+            out = call.value()
         else:
             out = (row.rule if reference is None else rule_for(name, row.rule, row.users))(call)
         layers.watch(call.carriers, out)
+        out = map_tensors(self._of_its_own, out)
         if reference is not None:
             self._refer(out, reference.output)
         if folds(name, varying, args, kwargs):
             with torch.no_grad():
                 plain = map_tensors(lambda t: t.detach() if self.tracker.varies(t) else t, (args, kwargs))
                 exact = func(*plain[0], **plain[1])
-            layers.watch([out])
-            out = linearised(out, exact)
-            if reference is not None:
-                self._refer(out, reference.output)
+            out = self.exactly(out, exact)
         if row is not None or any(t.requires_grad for t in tensors(out)):
             self._count(row, name, varying)
         if row is not None and self.rules.attention == "cp" and not self.relative:
@@ -425,7 +435,7 @@ class Engine(TorchFunctionMode):
                 continue
             layout = self._follow(row, varying, t, args, kwargs, func)
             if name in ("detach", "data"):
-                self.tracker.detached(t)
+                self.tracker.detached(t, operands[0])
             if not composite:
                 self.tracker.track(t, level, layout)
             self.dtypes.add(t.dtype)
@@ -434,6 +444,24 @@ class Engine(TorchFunctionMode):
             if self.books.itemised and t.requires_grad:
                 self.books.measure(t, 1, site, self.tracker.layout(t), self.tracker.reference(t))
         return out
+
+    def _of_its_own(self, t: Tensor) -> Tensor:
+        """A result that isn't a view of what a rule made: the model could write to it, and nobody knows that base."""
+        base = t._base
+        if base is None or not base.requires_grad or base.is_leaf or self.tracker.varies(base):
+            return t
+        layers.watch([t])
+        return linearised(t, t.detach())
+
+    def exactly(self, out: Tensor, exact: Tensor) -> Tensor:
+        """A result with the numbers of another kernel, which are the same up to rounding."""
+        layers.watch([out])
+        made, info = linearised(out, exact), self.tracker.info(out)
+        if info is not None:
+            self.tracker.track(made, info.level, info.layout)
+        if self.relative:
+            self.tracker.refer(made, self.tracker.on_reference(out))
+        return made
 
     def _operand(self, site: Site | None) -> Callable[[Tensor], Tensor]:
         """What a rule gets for an operand: constants detached; with itemised books (a site), a tap on each carrier."""

@@ -21,11 +21,12 @@ from hilrp.explanation import Explanation, mean_of
 from hilrp.ledger import OTHERS, Books, Ledger, Site
 from hilrp.passes import Outcome, Pass, input_names
 from hilrp.plain_passes import Comparison, Findings
+from hilrp.primitives.call import KnownLayers
 from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
 from hilrp.stages import find_stages, of_stage
 from hilrp.targets import Target, logits_of, settled
-from hilrp.targets.classes import checked
+from hilrp.targets.classes import checked, question_of
 from hilrp.tree import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
@@ -77,7 +78,7 @@ def explain(
 class Explainer:
     """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
 
-    An explainer keeps nothing between calls but how many layers and classes the model has, which batch fitted into memory, and recordings, if it is told to make them. It may be used from several threads.
+    An explainer keeps nothing between calls but which layers and how many classes the model has, which batch fitted into memory, and recordings, if it is told to make them. It may be used from several threads.
 
     With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes, types) come for the second time, and replayed
     from then on: at small batches a GPU else waits for Python. Values of weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens
@@ -129,7 +130,7 @@ class Explainer:
             raise InputError(
                 f'checkpoint={checkpoint!r} goes with rules without a reference and without a bound, which need to see all of a model at once. Use rules="hilrp" or batch="auto".'
             )
-        self._layers: int | None = None
+        self._layers: tuple[Any, KnownLayers] | None = None
         self._classes: int | None = None
         self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
         self._fitted: dict[Hashable, int] = {}
@@ -288,17 +289,20 @@ class Explainer:
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
     ) -> Pass:
-        def run(layers: int | None) -> Pass:
+        def run(layers: KnownLayers | None) -> Pass:
             return Pass(
                 self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers,
                 self._checkpoints if inspect is None else frozenset(),
             )  # fmt: skip
 
-        found = run(self._layers if inspect is None else None)
+        known = self._layers
+        # Another target may ask for another head.
+        asked = question_of(target)
+        found = run(known[1] if known is not None and inspect is None and known[0] == asked else None)
         if not found.engine.layers.as_expected:  # the model took another way than the last time
             del found
             found = run(None)
-        self._layers = found.engine.layers.count
+        self._layers = asked, found.engine.layers.known
         return found
 
     def _one_by_one(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:

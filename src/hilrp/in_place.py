@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 #: In-place calls that assign a value to all of their target.
 _ASSIGN: dict[str, Any] = {"copy": lambda value, *_: value, "fill": lambda value: value, "zero": lambda: 0}
 #: In-place calls that change the shape and not the values.
-_RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims"])
+_RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims", "as_strided"])
+#: In-place calls whose kernel rounds differently from the one that works out of place.
+_ROUNDED = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addr"])
 
 
 def written(name: str, works_in_place: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -56,10 +58,20 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         new = engine.apply(laid_out, (_tensor(value, target), *_form(target)), {})
     else:
         new = engine.apply(_twin(name, engine.path), args, kwargs)
+    if name in _ROUNDED:
+        new = engine.exactly(new, _written(func, args, kwargs))
     if name in _RESHAPE:
         engine.tracker.alias(target, new)
         return new
     return _assign(engine, target, new)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The value that an in-place call gives, written to a copy."""
+    with torch.no_grad():
+        copy = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=args[0].device)
+        value: Tensor = func(copy.copy_(args[0]), *args[1:], **kwargs)
+        return value
 
 
 def _is_view(index: Any) -> bool:
@@ -125,7 +137,7 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
             refresh(engine, view)
     for view in (target, *family):
         info = tracker.info(tracker.current(view))
-        if info is not None:
+        if info is not None and not tracker.is_detached(view):
             info.level = _decoded(int(levels.as_strided(*_place(view, root)).min()), info.level)
             info.layout = info.layout or layouts.get(id(view))  # the samples are where they were
     return tracker.current(target)
@@ -166,11 +178,23 @@ def _place(view: Tensor, root: Tensor) -> tuple[Any, ...]:
     return tuple(view.shape), view.stride(), view.storage_offset() - root.storage_offset()
 
 
+def from_memory(
+    engine: Engine, input: Tensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of as_strided, which reads the memory of a tensor, be it outside of it: of a view, that of its base."""
+    base = input._base
+    offset = input.storage_offset() if storage_offset is None else storage_offset
+    whole = input if base is None or not engine.tracker.varies(base) else base
+    return (whole, size, stride, offset), {}
+
+
 def refresh(engine: Engine, view: Tensor) -> Tensor:
     """Takes a view anew from the tensor that stands for its base."""
-    root = view._base
+    root = engine.tracker.root(view)
     assert root is not None
     new = engine.apply(torch.as_strided, (engine.tracker.current(root), *_place(view, root)), {})
+    if engine.tracker.is_detached(view):
+        new = engine.apply(Tensor.detach, (new,), {})
     engine.tracker.alias(view, new)
     return new
 

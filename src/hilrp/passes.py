@@ -19,6 +19,8 @@ from hilrp.errors import AuditError, HilrpError, ModelError
 from hilrp.layout import Layout
 from hilrp.ledger import Books, Ledger, Site
 from hilrp.memory import shortage
+from hilrp.primitives.call import KnownLayers
+from hilrp.primitives.functions import live_layers
 from hilrp.primitives.layers import watch
 from hilrp.rules import Rules
 from hilrp.stages import channels_last, stream_name, streams, to_map
@@ -80,7 +82,7 @@ class Pass:
         stages: Modules whose maps to read in the backward pass.
         inspect: Called with the output of each operation.
         reference: What relevance is relative to, in the form of the input.
-        layers: How many layers the model had when it ran before.
+        layers: What was found of the model's layers when it ran before.
         checkpoints: Modules that run again in the backward pass, by identity.
 
     Attributes:
@@ -103,7 +105,7 @@ class Pass:
         stages: Sequence[str] = (),
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
-        layers: int | None = None,
+        layers: KnownLayers | None = None,
         checkpoints: frozenset[int] = frozenset(),
     ) -> None:
         self.books = books
@@ -139,6 +141,8 @@ class Pass:
             score = engine.current(found.value)
         _check_score(engine, score)
         watch([score])
+        if layers is None and engine.layers.count:
+            engine.layers.settle(live_layers(score.grad_fn))
         self._graph, self.score = score, score.detach()
         self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against

@@ -107,7 +107,8 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, normalisation.offset_activation, aligned), "clamp_min clamp_max threshold maximum minimum cos"),
     (Row(N, bilinear.softmax, aligned, ATTENTION), "softmax _softmax"),
     (Row(N, normalisation.variance, traced, GATE), "var"),
-    (Row(N, reindexing.native, traced, GATE), "std norm linalg_norm linalg_vector_norm"),
+    (Row(N, reindexing.native, traced, GATE), "std"),
+    (Row(N, normalisation.norm, traced, GATE), "norm linalg_norm linalg_vector_norm"),
     (Row(N, normalisation.stop, aligned, normalisation.reciprocal_level), "rsqrt reciprocal"),
     (Row(N, normalisation.stop, aligned, GATE), "log log2 log10 log_softmax floor ceil round trunc sign"),
     (Row(N, normalisation.stop, traced, GATE), "logsumexp"),
@@ -116,9 +117,11 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, reindexing.hypot, aligned, FEATURE), "hypot"),
     (Row(N, reindexing.native, aligned), "leaky_relu prelu rrelu"),
     (Row(R, reindexing.native, kept), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-        "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d affine_grid_generator"),
+        "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices affine_grid_generator"),
+    (Row(R, reindexing.unpool, kept), "max_unpool2d max_unpool3d"),
     (Row(R, normalisation.select, aligned_or_traced), "max min"),
-    (Row(R, reindexing.native, traced), "amax amin median quantile kthvalue topk sort"),
+    (Row(R, reindexing.native, traced), "amax amin median kthvalue topk sort"),
+    (Row(R, normalisation.quantile, traced), "quantile"),
     # Reindexing ----------------------------------------------------------------------------------------------
     (Row(R, reindexing.native, row_major), "view reshape view_as reshape_as flatten unflatten ravel squeeze unsqueeze"),
     (Row(R, reindexing.native, aligned), "contiguous clone alias positive to type float double half bfloat16 cuda cpu type_as expand expand_as broadcast_tensors "
@@ -133,6 +136,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(R, reindexing.affine, kept), "cat hstack vstack pad where masked_fill scatter scatter_add index_add index_copy index_fill index_put "
         "masked_scatter slice_scatter select_scatter write set_item"),
     (Row(R, reindexing.native, aligned), "laid_out"),
+    (Row(R, reindexing.native, kept), "meshgrid"),
     (Row(R, reindexing.affine, stacked), "stack"),
     (Row(R, reindexing.detach, aligned, reindexing.detached_level), "detach data"),
     # Made of others: written out in primitives/composite.py ----------------------------------------------------
@@ -153,6 +157,16 @@ _ROWS: list[tuple[Row, str]] = [
 ]  # fmt: skip
 
 TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.split()}
+
+#: Operations whose parameters may depend on the input, too: then they are made of parts.
+BY_PARTS: dict[str, Row] = {
+    "layer_norm": Row(N, Surrogate(composite.layer_norm), kept),
+    "rms_norm": Row(N, Surrogate(composite.rms_norm), kept),
+    "group_norm": Row(N, Surrogate(composite.group_norm), kept),
+    "instance_norm": Row(N, Surrogate(composite.instance_norm), kept),
+    "batch_norm": Row(N, Surrogate(composite.batch_norm), kept),
+    "prelu": Row(N, Surrogate(composite.prelu), kept),
+}
 
 #: Other names of the same operations.
 _SYNONYMS = {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hilrp.layout import Layout
 from hilrp.primitives.call import Level
+from hilrp.primitives.functions import graph_nodes
 from hilrp.table import Primitive
 
 
@@ -74,7 +75,7 @@ class Tracker:
         self._info: dict[int, tuple[weakref.ref[Tensor], Info]] = {}
         self._views: dict[int, list[weakref.ref[Tensor]]] = {}
         self._aliases: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
-        self._detached: dict[int, weakref.ref[Tensor]] = {}
+        self._detached: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._input_nodes: list[Any] = []
         self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._choices: dict[int, weakref.ref[Tensor]] = {}
@@ -162,25 +163,24 @@ class Tracker:
 
     def reaches_input(self, tensor: Tensor) -> bool:
         """Whether the tensor's graph leads to an input that is watched."""
-        seen, queue = set(), [tensor.grad_fn]
-        while queue:
-            node = queue.pop()
-            if node is None or node in seen:
-                continue
-            if node in self._input_nodes:
-                return True
-            seen.add(node)
-            queue += [parent for parent, _ in node.next_functions]
-        return False
+        return any(node in self._input_nodes for node in graph_nodes(tensor.grad_fn))
 
-    def detached(self, tensor: Tensor) -> None:
+    def detached(self, tensor: Tensor, source: Tensor) -> None:
         """Notes a tensor that shares its memory with another, unknown to autograd."""
-        self._detached[id(tensor)] = weakref.ref(tensor)
+        root = source if source._base is None else source._base
+        self._detached[id(tensor)] = weakref.ref(tensor), weakref.ref(root)
+        self._views.setdefault(id(root), []).append(weakref.ref(tensor))
 
     def is_detached(self, tensor: Tensor) -> bool:
         """Whether the tensor came out of ``detach()`` or ``.data``."""
         found = self._detached.get(id(tensor))
-        return found is not None and found() is tensor
+        return found is not None and found[0]() is tensor
+
+    def root(self, tensor: Tensor) -> Tensor | None:
+        """The tensor that this one is a view of, or shares the memory of."""
+        if self.is_detached(tensor):
+            return self._detached[id(tensor)][1]()
+        return tensor._base
 
     # In-place operations --------------------------------------------------------------------------------------
 
@@ -201,9 +201,9 @@ class Tracker:
         return bool(self._aliases)
 
     def views(self, root: Tensor) -> list[Tensor]:
-        """The live views of a tensor that the engine has met."""
+        """The live views of a tensor that the engine has met, detached ones among them."""
         found = (ref() for ref in self._views.get(id(root), ()))
-        return [view for view in found if view is not None and view._base is root]
+        return [view for view in found if view is not None and self.root(view) is root]
 
     def release(self) -> None:
         """Lets go of the pass's tensors."""

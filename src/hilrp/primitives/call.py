@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -56,27 +56,54 @@ class Reference(NamedTuple):
     choosing: bool = False
 
 
+class KnownLayers(NamedTuple):
+    """The layers of a pass: how many ran, and the numbers of those that the score depends on."""
+
+    total: int
+    live: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Layers:
     """Counts the layers of a pass.
 
+    A layer's depth is its rank among those that the score depends on, so that a head which nobody asked for changes nothing.
+
     Attributes:
-        expected: How many there were when the model ran before, if it did.
+        expected: What was found when the model ran before, if it did.
         count: How many have run.
     """
 
-    expected: int | None = None
+    expected: KnownLayers | None = None
     count: int = 0
+    _ranks: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.expected is not None:
+            self.settle(self.expected.live)
 
     @property
     def as_expected(self) -> bool:
         """Whether what was taken for known is so."""
-        return self.expected in (None, self.count)
+        return self.expected is None or self.expected.total == self.count
+
+    @property
+    def known(self) -> KnownLayers:
+        """What was found, for when the model runs again."""
+        return KnownLayers(self.count, tuple(self._ranks))
+
+    def settle(self, live: Iterable[int]) -> None:
+        """Says which layers the score depends on."""
+        self._ranks = {number: rank for rank, number in enumerate(sorted(live))}
 
     def enter(self) -> Place:
         """Counts a layer."""
         self.count += 1
         return Place(self.count - 1, self)
+
+    def depth(self, number: int) -> float:
+        """From 0 to 1; of a layer that carries nothing, 1."""
+        return self._ranks.get(number, len(self._ranks) - 1) / max(1, len(self._ranks) - 1) if self._ranks else 1.0
 
 
 class Place(NamedTuple):
@@ -88,13 +115,12 @@ class Place(NamedTuple):
     @property
     def depth(self) -> float:
         """From 0 to 1, known when the model has run."""
-        return self.number / max(1, self.layers.count - 1)
+        return self.layers.depth(self.number)
 
     @property
     def expected_depth(self) -> float | None:
         """The same while it runs, where it has run before."""
-        expected = self.layers.expected
-        return None if expected is None else self.number / max(1, expected - 1)
+        return None if self.layers.expected is None else self.depth
 
 
 @dataclass(slots=True)

@@ -83,6 +83,58 @@ def _mean_like_var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return x.mean() if dim is None else x.mean(dim, keepdim=keepdim)
 
 
+def layer_norm(
+    input: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """A normalisation whose scale or shift depends on the input: the norm, then a product and a sum."""
+    return _scaled(torch.layer_norm(input, shape, None, None, eps), weight, bias)
+
+
+def rms_norm(input: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """The same for the root mean square."""
+    return _scaled(torch.rms_norm(input, shape, None, eps), weight, None)
+
+
+def group_norm(
+    input: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """The same for groups of channels."""
+    return _scaled(torch.group_norm(input, groups, None, None, eps), *_by_channel(input, weight, bias))
+
+
+def instance_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, var: Any, own: bool, momentum: float, eps: float, cudnn: bool
+) -> Tensor:  # fmt: skip
+    """The same for each channel of each sample."""
+    y = torch.instance_norm(input, None, None, mean, var, own, momentum, eps, cudnn)
+    return _scaled(y, *_by_channel(input, weight, bias))
+
+
+def batch_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float,
+    cudnn: bool,
+) -> Tensor:  # fmt: skip
+    """The same with statistics that are constant, or depend on the input themselves."""
+    mean, var = _by_channel(input, mean, var)
+    return _scaled((input - mean) / (var + eps).sqrt(), *_by_channel(input, weight, bias))
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """A slope that depends on the input: ``relu(a) - w relu(-a)``."""
+    (slope,) = _by_channel(input, weight) if weight.numel() > 1 else (weight,)
+    return input.relu() - slope * (-input).relu()
+
+
+def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _by_channel(x: Tensor, *parameters: Any) -> tuple[Any, ...]:
+    """Parameters, so that they broadcast against the channels, which are the second axis."""
+    return tuple(None if p is None else p.reshape(-1, *[1] * (x.ndim - 2)) for p in parameters)
+
+
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]
 """From what enters, the recurrent projection and the state, the next state; its first part is the output."""

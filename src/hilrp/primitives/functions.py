@@ -136,6 +136,27 @@ class _Bounded(Function):
         return *kernels.bounded_shares(g, left, bound), None, None
 
 
+def live_layers(node: Any) -> set[int]:
+    """The numbers of the bounded layers that a node of the graph leads to."""
+    found: set[int] = set()
+    for each in graph_nodes(node):
+        place = getattr(getattr(each, "bound", None), "place", None)
+        if place is not None:
+            found.add(place.number)
+    return found
+
+
+def graph_nodes(node: Any) -> Iterator[Any]:
+    """The nodes of torch's graph that one leads to, itself among them."""
+    seen, queue = set(), [node]
+    while queue:
+        each = queue.pop()
+        if each is not None and each not in seen:
+            seen.add(each)
+            yield each
+            queue += [parent for parent, _ in each.next_functions]
+
+
 def bounded(y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None = None) -> Tensor:
     """`redistribute` with the `kernels.least_weight` for each unit under a bound that is known when the backward pass comes by."""
     return _Bounded.apply(y, m, bound, change)

@@ -115,6 +115,23 @@ def variance(call: Call) -> Tensor:
     return scale_gradient(call.run(), 0.5)
 
 
+def norm(call: Call) -> Tensor:
+    """Norms are homogeneous of degree one, but that of order zero, which counts."""
+    return stop(call) if norm_order(call) == 0 else call.run()
+
+
+def quantile(call: Call) -> Tensor:
+    """An order statistic is homogeneous of degree one; which one it is, is held fixed."""
+    q = call.argument(1, "q")
+    y: Tensor = call.run(lambda t: t.detach() if t is q else t)
+    return y
+
+
+def norm_order(call: Call) -> Any:
+    """Which norm is meant."""
+    return call.argument(1, "ord" if call.name.startswith("linalg") else "p", 2)
+
+
 def divide(call: Call) -> Tensor:
     """``y = a / d``: the divisor is held fixed."""
     first, second = call.argument(0, "input"), call.argument(1, "other")

@@ -7,6 +7,8 @@ linear without constants; a maximum, a relu or a norm is homogeneous of degree o
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +31,25 @@ def average_pool(call: Call) -> Tensor:
         y: Tensor = call.run()
         return y
     return linearised(call.run(Tensor.contiguous), call.value())
+
+
+def unpool(call: Call) -> Tensor:
+    """max_unpool: where several values go to one place, they are the same one, and share what it gets."""
+    return linearised(spread(call).run(), call.value())
+
+
+def spread(call: Call) -> Call:
+    """max_unpool as a sum: each value is divided by the number of those that go to its place."""
+    axes = 2 if call.name.endswith("2d") else 3
+    size = call.value().shape
+
+    def scattered(x: Tensor, index: Tensor) -> Tensor:
+        flat = index.flatten(-axes)
+        counts = torch.zeros(*size[:-axes], math.prod(size[-axes:]), dtype=x.dtype, device=x.device)
+        parts = 1 / counts.scatter_add(-1, flat, torch.ones_like(flat, dtype=x.dtype)).gather(-1, flat)
+        return counts.scatter_add(-1, flat, x.flatten(-axes) * parts).reshape(size)
+
+    return replace(call, func=scattered, args=(call.argument(0, "input"), call.argument(1, "indices")), kwargs={})
 
 
 def add(call: Call) -> Tensor:

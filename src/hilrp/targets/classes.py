@@ -78,6 +78,16 @@ def is_own(target: Target) -> bool:
     return not callable(target) or (getattr(target, "__module__", None) or "").startswith("hilrp.")
 
 
+def question_of(target: Target) -> Any:
+    """What says whether two targets read the same parts of an output: all classes do; a function is known by itself alone.
+
+    A function of hilrp's own, which is made anew for each input, is known by its code.
+    """
+    if not callable(target):
+        return None
+    return getattr(target, "__code__", target) if is_own(target) else target
+
+
 class Score(NamedTuple):
     """The scalar of each sample; the classes where the target is one, and those that they are contrasted with."""
 

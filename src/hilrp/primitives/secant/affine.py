@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hilrp.primitives.call import Call
 from hilrp.primitives.functions import linearised
+from hilrp.primitives.reindexing import spread
 from hilrp.tree import tensors
 
 Rule = Callable[[Call], Any]
@@ -32,6 +33,11 @@ def affine(call: Call) -> Any:
             if out.requires_grad:
                 call.book(out, out.detach() - before - moved, "selection")
     return y
+
+
+def unpool(call: Call) -> Tensor:
+    """max_unpool: a sum, of which the places may be others on the reference."""
+    return linearised(affine(spread(call)), call.value())
 
 
 def _on_differences(call: Call) -> Any:

@@ -12,7 +12,7 @@ from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant import functions
 from hilrp.primitives.secant.affine import affine
 from hilrp.primitives.secant.elementwise import elementwise
-from hilrp.primitives.secant.shares import along, shared, sized
+from hilrp.primitives.secant.shares import along, no_form, shared, sized
 
 
 def pool(call: Call) -> Any:
@@ -49,6 +49,8 @@ def extreme(call: Call) -> Any:
     a, second = call.argument(0, "input"), call.argument(1, "other")
     if isinstance(second, Tensor):
         return elementwise(call)
+    if not a.ndim:
+        return _itself(call, a)
     flat = along(a, call.argument(1, "dim")), along(call.before(a), call.argument(1, "dim"))
     lowest = call.name in ("min", "amin")
     with torch.no_grad():
@@ -59,6 +61,8 @@ def extreme(call: Call) -> Any:
 def ordered(call: Call) -> Any:
     """sort, topk, median and kthvalue over an axis: at the place on the input and at that on the reference."""
     a, value, before = call.argument(0, "input"), call.value(), call.output_before
+    if not a.ndim:
+        return _itself(call, a)
     if isinstance(value, Tensor):  # the median of all
         flat = a.flatten(), call.before(a).flatten()
         index, index0 = (t.median(0, keepdim=True).indices for t in flat)
@@ -73,13 +77,23 @@ def ordered(call: Call) -> Any:
     return type(value)((out, value[1]))
 
 
+def _itself(call: Call, a: Tensor) -> Any:
+    """What is selected from a single number."""
+    value = call.value()
+    if isinstance(value, Tensor):
+        return linearised(a, value)
+    return type(value)((linearised(a, value[0]), *value[1:]))
+
+
 def quantile(call: Call) -> Tensor:
     """Between two neighbours in the order of the values: a mean of the two, each selected like those of a sort."""
-    a, dim = call.argument(0, "input"), call.argument(2, "dim")
+    a, q, dim = call.argument(0, "input"), call.argument(1, "q"), call.argument(2, "dim")
+    if isinstance(q, Tensor) and call.changes(q):
+        raise no_form(call.name)
     flat, before = along(a, dim), along(call.before(a), dim)
     with torch.no_grad():
         (values, index), (values0, index0) = flat.sort(-1), before.sort(-1)
-        place = torch.as_tensor(call.argument(1, "q"), dtype=a.dtype, device=a.device).flatten() * (flat.shape[-1] - 1)
+        place = torch.as_tensor(q, dtype=a.dtype, device=a.device).flatten() * (flat.shape[-1] - 1)
         low, high = place.floor().long(), place.ceil().long()
         weight = {
             "linear": place - low, "lower": torch.zeros_like(place), "higher": torch.ones_like(place),

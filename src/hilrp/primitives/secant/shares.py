@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hilrp.errors import AuditError
 from hilrp.primitives.call import Call
 from hilrp.primitives.secant import functions
+
+
+def no_form(name: str) -> AuditError:
+    """What to say of an operation that can't be explained relative to a reference."""
+    return AuditError(
+        f'The operation `{name}` has no form relative to a reference. Explain without one (rules="hilrp"), or give it a '
+        "rule that has: hilrp.register with a name or with a function that writes it in known operations."
+    )
 
 
 def with_value(call: Call, one: Tensor, value: Tensor, others: Callable[[Tensor], Tensor]) -> Tensor:

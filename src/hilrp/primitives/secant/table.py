@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hilrp.errors import AuditError
 from hilrp.primitives import bilinear, normalisation, reindexing
 from hilrp.primitives.call import Call
-from hilrp.primitives.secant.affine import affine, detach, unbooked
+from hilrp.primitives.secant.affine import affine, detach, unbooked, unpool
 from hilrp.primitives.secant.attention import attention, log_sum, softmax
 from hilrp.primitives.secant.elementwise import divide, elementwise
 from hilrp.primitives.secant.positions import deformable, pooled_regions, sample
 from hilrp.primitives.secant.products import layer, mix, norm, product, root
 from hilrp.primitives.secant.selections import choose, extreme, ordered, pool, quantile
+from hilrp.primitives.secant.shares import no_form
 
 Rule = Callable[[Call], Any]
 
@@ -23,10 +23,7 @@ def rule_for(name: str, rule: Rule, users: bool = False) -> Rule:
     found = _USERS.get(rule) if users else _BY_NAME.get(name)
     found = found or _BY_RULE.get(rule)
     if found is None:
-        raise AuditError(
-            f'The operation `{name}` has no form relative to a reference. Explain without one (rules="hilrp"), or give it a '
-            "rule that has: hilrp.register with a name or with a function that writes it in known operations."
-        )
+        raise no_form(name)
     return found
 
 
@@ -37,7 +34,8 @@ _BY_RULE: dict[Rule, Rule] = {
     bilinear.sample: sample, bilinear.deformable: deformable, bilinear.pooled_regions: pooled_regions,
     reindexing.native: affine, reindexing.add: affine, reindexing.affine: affine, reindexing.detach: detach,
     normalisation.activation: elementwise, normalisation.offset_activation: elementwise, normalisation.stop: elementwise,
-    normalisation.power: elementwise, normalisation.divide: divide, normalisation.variance: product, normalisation.select: extreme,
+    normalisation.power: elementwise, normalisation.divide: divide, normalisation.variance: product, normalisation.select: extreme, normalisation.norm: norm,
+    reindexing.unpool: unpool,
 } | {rule: unbooked(rule) for rule in (reindexing.average_pool, normalisation.batch_norm, normalisation.layer_norm, normalisation.rms_norm,
                                        normalisation.group_norm, normalisation.instance_norm)}  # fmt: skip
 _BY_NAME: dict[str, Rule] = (
@@ -55,5 +53,4 @@ _BY_NAME: dict[str, Rule] = (
     )
     | dict.fromkeys("where masked_fill".split(), choose)
     | {"square": product, "std": root, "quantile": quantile, "log_softmax": log_sum, "logsumexp": log_sum}
-    | dict.fromkeys("norm linalg_norm linalg_vector_norm".split(), norm)
 )
