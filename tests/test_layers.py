@@ -42,7 +42,7 @@ def test_that_a_model_has_run_before_changes_nothing(reference: float | None) ->
 def test_what_is_not_needed_is_not_computed() -> None:
     """Half of the layers need no second product."""
     model, x = _Ways(8).eval(), torch.randn(3, 6)
-    explainer = hilrp.Explainer(model, "secant", 0.0, stages=None)
+    explainer = hilrp.Explainer(model, "secant", 0.0, "off", None)
     counts = []
     for _ in range(2):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

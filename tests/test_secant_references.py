@@ -52,6 +52,18 @@ def written(x):
     return y
 
 
+def picked(x):
+    y = x.clone()
+    y[:, torch.tensor([1, 3])] = 2 * x[:, :2]
+    return y
+
+
+def copied(x):
+    y = x.clone()
+    y.copy_(2 * x)
+    return y
+
+
 def index(x, size=6):
     return torch.arange(size).flip(0).expand(*x.shape[:-1], size)
 
@@ -297,7 +309,10 @@ CASES = {
     "masked_scatter": lambda x: x.masked_scatter(torch.eye(6).bool()[:5], 2 * x[:, 0, :5].contiguous()),
     "slice_scatter": lambda x: x.slice_scatter(x[:, :1].sin(), 1, 0, 1),
     "select_scatter": lambda x: x.select_scatter(x[:, 0].sin(), 1, 2),
-    "set_item": written,
+    "set_item": picked,
+    "write": written,
+    "laid_out": copied,
+    "meshgrid": lambda x: torch.stack([sum(torch.meshgrid(t[0], t[1], indexing="ij")) for t in x]),
     "stack": lambda x: torch.stack([x, x.sin()], 1),
     "detach": lambda x: x + (x.tanh() - x).detach(),
     "data": lambda x: x + x.data.tanh(),
@@ -316,8 +331,8 @@ CASES = {
     "rnn_relu": recurrent("RNN", nonlinearity="relu"),
 }  # fmt: skip
 
-#: Casts to types that are coarser than the bound, a cast that needs a GPU, what stands for `setitem` on a view, and another name of `rdiv`.
-LEFT_OUT = {"half", "bfloat16", "cuda", "write", "rtruediv"}
+#: Casts to types that are coarser than the bound, a cast that needs a GPU, and another name of `rdiv`.
+LEFT_OUT = {"half", "bfloat16", "cuda", "rtruediv"}
 #: Other forms of operations above, each with a secant of its own.
 FORMS = {
     "gated norm": lambda x: normed(x[..., :3] * F.silu(x[..., 3:])),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from hilrp import checkpointing, in_place, messages, module_rules
 from hilrp.custom_functions import FunctionCall, Waiting, is_users, listening
@@ -113,6 +113,18 @@ class Engine(TorchFunctionMode):
             self._listening.__exit__(*exception)
             self._modules.close()
 
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Within, the engine doesn't look, nor does any other mode that the model runs under."""
+        others = []
+        while any(mode is self for mode in _get_current_function_mode_stack()):
+            others.append(_pop_mode())
+        try:
+            yield
+        finally:
+            for mode in reversed(others):
+                _push_mode(mode)
+
     def release(self) -> None:
         """Lets go of the pass's tensors and of whoever asked for them."""
         self.tracker.release()
@@ -146,7 +158,7 @@ class Engine(TorchFunctionMode):
             self._opaque = None  # it raised, and the model went on
         if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._checkpoints):
             return None
-        with _pop_mode_temporarily():
+        with self._aside():
             args, copies = map_tensors(self.current, args), {}
             for t in tensors(args):
                 if self.tracker.varies(t):
@@ -156,7 +168,7 @@ class Engine(TorchFunctionMode):
             return tuple(map_tensors(lambda t: copies.get(id(t), t), args))
 
     def _leave_module(self, module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
-        with _pop_mode_temporarily():
+        with self._aside():
             replaced = None
             if self._opaque is not None and self._opaque[0] is module:
                 (_, args, copies), self._opaque = self._opaque, None
@@ -416,7 +428,8 @@ class Engine(TorchFunctionMode):
         else:
             out = (row.rule if reference is None else rule_for(name, row.rule, row.users))(call)
         layers.watch(call.carriers, out)
-        out = map_tensors(self._of_its_own, out)
+        if isinstance(out, Tensor):
+            out = self._of_its_own(out)
         if reference is not None:
             self._refer(out, reference.output)
         if folds(name, varying, args, kwargs):

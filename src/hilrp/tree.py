@@ -47,6 +47,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
         items = [map_tensors(function, item) for item in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*items)
+        if hasattr(tree, "n_sequence_fields"):  # what torch.max and its like return
+            return type(tree)(items)
         return type(tree)(items) if type(tree) in (tuple, list, torch.Size) else tuple(items)
     if isinstance(tree, Mapping):
         mapped = {key: map_tensors(function, item) for key, item in tree.items()}
