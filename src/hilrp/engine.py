@@ -222,7 +222,7 @@ class Engine(TorchFunctionMode):
         if name in READ_OUTS and (varying or chooses):
             return self._read_out(func, name, args, kwargs)
         if not varying and not chooses:
-            return self._run_on_constants(func, args, kwargs, operands)
+            return self._run_on_constants(func, args, kwargs)
         written = in_place.written(name, works_in_place, args, kwargs)
         if not varying and not (self.relative and written):
             return self._run_on_choices(func, name, args, kwargs, written)
@@ -249,11 +249,9 @@ class Engine(TorchFunctionMode):
             return any(self.tracker.reference(t) is not None for t in operands)
         return self.tracker.has_masks and any(map(self.tracker.is_choice, operands))
 
-    def _run_on_constants(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
-        if any(t.requires_grad for t in operands):
-            with torch.no_grad():
-                return self._made(func(*args, **kwargs))
-        return self._made(func(*args, **kwargs))
+    def _run_on_constants(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self._made(func(*args, **kwargs))
 
     def _made(self, out: Any) -> Any:
         """Enters constants that the model made while the engine looked on."""

@@ -43,6 +43,8 @@ REFUSALS = {
     "uses the statistics of the batch": "samples would explain each other",
     "derivative for aten::": "torch has no derivative",
     "is not differentiable with respect to argument": "torch has no derivative",
+    "`quantile` has no form relative to": "which order statistic is meant depends on the input",
+    "that `instance_norm` uses in the model itself was written to": "it updates running statistics that are explained",
     "took another way on the reference": "the shapes of a masked selection are those of its mask",
 }
 

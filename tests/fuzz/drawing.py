@@ -28,7 +28,7 @@ class _Writer:
     def writable(self, register: int) -> bool:
         while register in self.views:
             register, part = self.views[register]
-            if part.put is None:
+            if not part.writable:
                 return False
         return True
 

@@ -1,12 +1,12 @@
-"""Parts of a tensor that a program can look at and write to: as torch's views, and by the functional equivalents."""
+"""Parts of a tensor that a program can look at and write to, as torch's views."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,26 +15,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """A view: how torch takes it, its shape (without the batch), and a copy of the base in which it holds something else.
+    """A view: how torch takes it, and its shape (without the batch).
 
-    ``put`` is ``None`` for views that can't be written to.
+    Attributes:
+        writable: Whether it can be written to.
+        disjoint: Axis and number of a chunk: those of another number share no memory with it.
+        detaches: Whether it takes the graph away.
     """
 
     text: str
     get: Callable[[Tensor], Tensor]
     shape: Shape
-    put: Callable[[Tensor, Tensor], Tensor] | None
-    disjoint: tuple[int, int] | None = (
-        None  # axis and number of a chunk: those of another number share no memory with it
-    )
-
-
-def _replaced(axis: int, start: int, stop: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def put(base: Tensor, new: Tensor) -> Tensor:
-        parts = [base.narrow(axis, 0, start), new, base.narrow(axis, stop, base.shape[axis] - stop)]
-        return torch.cat([part for part in parts if part.shape[axis]], axis)
-
-    return put
+    writable: bool = True
+    disjoint: tuple[int, int] | None = None
+    detaches: bool = False
 
 
 def _shortened(shape: Shape, axis: int, length: int) -> Shape:
@@ -50,7 +44,7 @@ def _slice(shape: Shape, rng: Random) -> Part | None:
     stop = rng.randint(start + 1, size)
     index = (slice(None),) * axis + (slice(start, stop),)
     text = f"[{':, ' * axis}{start}:{stop}]"
-    return Part(text, lambda t: t[index], _shortened(shape, axis, stop - start), _replaced(axis, start, stop))
+    return Part(text, lambda t: t[index], _shortened(shape, axis, stop - start))
 
 
 def _chunk(shape: Shape, rng: Random) -> Part | None:
@@ -59,9 +53,8 @@ def _chunk(shape: Shape, rng: Random) -> Part | None:
     if size % 2:
         return None
     number, half = rng.randrange(2), size // 2
-    put = _replaced(axis, number * half, (number + 1) * half)
     text = f".chunk(2, {axis})[{number}]"
-    return Part(text, lambda t: t.chunk(2, axis)[number], _shortened(shape, axis, half), put, (axis, number))
+    return Part(text, lambda t: t.chunk(2, axis)[number], _shortened(shape, axis, half), disjoint=(axis, number))
 
 
 def _select(shape: Shape, rng: Random) -> Part | None:
@@ -69,26 +62,14 @@ def _select(shape: Shape, rng: Random) -> Part | None:
         return None
     axis = rng.randint(1, len(shape))
     i = rng.randrange(shape[axis - 1])
-    write = _replaced(axis, i, i + 1)
-    return Part(
-        f".select({axis}, {i})",
-        lambda t: t.select(axis, i),
-        (*shape[: axis - 1], *shape[axis:]),
-        lambda base, new: write(base, new.unsqueeze(axis)),
-    )
+    return Part(f".select({axis}, {i})", lambda t: t.select(axis, i), (*shape[: axis - 1], *shape[axis:]))
 
 
 def _strided(shape: Shape, rng: Random) -> Part | None:
     if shape[-1] < 2:
         return None
     start = rng.randrange(2)
-    places = torch.arange(start, shape[-1], 2)
-    return Part(
-        f"[..., {start}::2]",
-        lambda t: t[..., start::2],
-        (*shape[:-1], len(places)),
-        lambda base, new: torch.index_copy(base, base.ndim - 1, places, new),
-    )
+    return Part(f"[..., {start}::2]", lambda t: t[..., start::2], (*shape[:-1], len(range(start, shape[-1], 2))))
 
 
 def _transpose(shape: Shape, rng: Random) -> Part | None:
@@ -97,23 +78,13 @@ def _transpose(shape: Shape, rng: Random) -> Part | None:
     a, b = rng.sample(range(1, len(shape) + 1), 2)
     swapped = list(shape)
     swapped[a - 1], swapped[b - 1] = swapped[b - 1], swapped[a - 1]
-    return Part(
-        f".transpose({a}, {b})", lambda t: t.transpose(a, b), tuple(swapped), lambda base, new: new.transpose(a, b)
-    )
+    return Part(f".transpose({a}, {b})", lambda t: t.transpose(a, b), tuple(swapped))
 
 
 def _flatten(shape: Shape, rng: Random) -> Part | None:
     if len(shape) < 2:
         return None
-    count = 1
-    for size in shape:
-        count *= size
-    return Part(
-        ".view(B, -1)",
-        lambda t: t.view(t.shape[0], -1),
-        (count,),
-        lambda base, new: new.reshape(base.shape),
-    )
+    return Part(".view(B, -1)", lambda t: t.view(t.shape[0], -1), (math.prod(shape),))
 
 
 def _unsqueeze(shape: Shape, rng: Random) -> Part | None:
@@ -121,7 +92,7 @@ def _unsqueeze(shape: Shape, rng: Random) -> Part | None:
         return None
     axis = rng.randint(1, len(shape) + 1)
     wide = (*shape[: axis - 1], 1, *shape[axis - 1 :])
-    return Part(f".unsqueeze({axis})", lambda t: t.unsqueeze(axis), wide, lambda base, new: new.squeeze(axis))
+    return Part(f".unsqueeze({axis})", lambda t: t.unsqueeze(axis), wide)
 
 
 def _tokens(shape: Shape, rng: Random) -> Part | None:
@@ -132,23 +103,22 @@ def _tokens(shape: Shape, rng: Random) -> Part | None:
         ".flatten(2).transpose(1, 2)",
         lambda t: t.view(t.shape[0], channels, -1).transpose(1, 2),
         (height * width, channels),
-        lambda base, new: new.transpose(1, 2).reshape(base.shape),
     )
 
 
 def _identity(shape: Shape, rng: Random) -> Part:
-    return Part(".dropout(eval)", lambda t: F.dropout(t, 0.5, False), shape, lambda base, new: new)
+    return Part(".dropout(eval)", lambda t: F.dropout(t, 0.5, False), shape)
 
 
 def _detach(shape: Shape, rng: Random) -> Part:
-    return Part(".detach()", lambda t: t.detach(), shape, None)
+    return Part(".detach()", lambda t: t.detach(), shape, writable=False, detaches=True)
 
 
 def _expand(shape: Shape, rng: Random) -> Part | None:
     if 1 not in shape:
         return None
     wide = tuple(4 if size == 1 else size for size in shape)
-    return Part(f".expand{wide}", lambda t: t.expand(t.shape[0], *wide), wide, None)
+    return Part(f".expand{wide}", lambda t: t.expand(t.shape[0], *wide), wide, writable=False)
 
 
 #: Ways to take a part, and how often.

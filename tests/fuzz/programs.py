@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,6 +61,8 @@ class Program:
     @property
     def homogeneous(self) -> bool:
         """Whether epsilon relevance must be gradient x input."""
+        if any(s.part is not None and s.part.detaches for s in self.steps):
+            return False
         return all(s.kind == "view" or (COMPUTE | WRITES)[s.name].homogeneous for s in self.steps)
 
     @property
@@ -156,18 +159,29 @@ class InPlace:
 
 
 class Functional:
-    """The same registers without writing to anything: a view is taken anew whenever its base has changed."""
+    """The same registers without writing to anything.
+
+    Memory that is written to is kept in pieces: what was there, and each thing that was written. A register is put together from
+    the pieces that it shows, so that a part which nobody wrote to is just what it was.
+    """
 
     def __init__(self, x: Tensor) -> None:
         self._values: dict[int, Tensor] = {0: x}
         self._views: dict[int, tuple[int, Part]] = {}
+        self._memory: dict[int, Memory] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {0: tuple(x.shape[1:])}
 
     def read(self, register: int) -> Tensor:
         """What a register holds."""
         if register not in self._values:
-            base, part = self._views[register]
-            held = self.read(base)
-            self._values[register] = part.get(held if held.is_contiguous() else held.contiguous())
+            root = self._root(register)
+            if root in self._memory:
+                held = self._memory[root].read(self._elements(register))
+                self._values[register] = held.detach() if self._is_detached(register) else held
+            else:
+                base, part = self._views[register]
+                held = self.read(base)
+                self._values[register] = part.get(held if held.is_contiguous() else held.contiguous())
         return self._values[register]
 
     def step(self, step: Step, constants: list[Tensor]) -> None:
@@ -179,21 +193,60 @@ class Functional:
         if step.kind == "write":
             self._write(step.registers[0], WRITES[step.name].functional(operands[0], constants, *operands[1:]))
         else:
-            self._values[step.result] = COMPUTE[step.name].run(constants, *operands)
+            self._values[step.result] = made = COMPUTE[step.name].run(constants, *operands)
+            self._shapes[step.result] = tuple(made.shape[1:])
 
     def _write(self, register: int, new: Tensor) -> None:
-        known = {register: new}
-        while register in self._views:
+        root = self._root(register)
+        if root not in self._memory:
+            self._memory[root] = Memory(self.read(root))
+        self._memory[root].write(self._elements(register), new)
+        for each in [each for each in self._values if self._root(each) == root]:
+            del self._values[each]
+
+    def _elements(self, register: int) -> Tensor:
+        """Which elements of its memory a register shows, in the register's shape."""
+        if register in self._views:
             base, part = self._views[register]
-            assert part.put is not None
-            known[base] = new = part.put(self.read(base), new)
-            register = base
-        stale = [view for view in self._views if self._root(view) == register and view not in known]
-        for view in stale:
-            self._values.pop(view, None)
-        self._values |= known
+            return part.get(self._elements(base).contiguous())
+        shape = self._shapes[register]
+        return torch.arange(math.prod(shape)).reshape(1, *shape)
+
+    def _is_detached(self, register: int) -> bool:
+        if register not in self._views:
+            return False
+        base, part = self._views[register]
+        return part.detaches or self._is_detached(base)
 
     def _root(self, register: int) -> int:
         while register in self._views:
             register = self._views[register][0]
         return register
+
+
+class Memory:
+    """The memory of a tensor in pieces: for each element, which piece it is from, and where in it."""
+
+    def __init__(self, value: Tensor) -> None:
+        count = value[0].numel()
+        self._pieces = [value.flatten(1)]
+        self._piece, self._place = torch.zeros(count, dtype=torch.long), torch.arange(count)
+
+    def write(self, elements: Tensor, new: Tensor) -> None:
+        """A new piece, where those elements are."""
+        self._piece[elements.flatten()] = len(self._pieces)
+        self._place[elements.flatten()] = torch.arange(elements.numel())
+        self._pieces.append(new.expand(len(self._pieces[0]), *elements.shape[1:]).flatten(1))
+
+    def read(self, elements: Tensor) -> Tensor:
+        """Those elements, put together."""
+        piece, place = self._piece[elements.flatten()], self._place[elements.flatten()]
+        parts = []
+        for number in piece.unique().tolist():
+            here = piece == number
+            held = self._pieces[number]
+            parts.append((here, held[:, torch.where(here, place, 0)]))
+        result = parts[0][1]
+        for here, held in parts[1:]:
+            result = torch.where(here, held, result)
+        return result.reshape(-1, *elements.shape[1:])

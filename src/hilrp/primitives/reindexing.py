@@ -7,7 +7,6 @@ linear without constants; a maximum, a relu or a norm is homogeneous of degree o
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -34,22 +33,24 @@ def average_pool(call: Call) -> Tensor:
 
 
 def unpool(call: Call) -> Tensor:
-    """max_unpool: where several values go to one place, they are the same one, and share what it gets."""
+    """max_unpool: where several values go to one place, the one that is there in the end gets its relevance; equal ones share it."""
     return linearised(spread(call).run(), call.value())
 
 
 def spread(call: Call) -> Call:
-    """max_unpool as a sum: each value is divided by the number of those that go to its place."""
+    """max_unpool as a sum, in which each value counts as much as it is in the result."""
     axes = 2 if call.name.endswith("2d") else 3
-    size = call.value().shape
+    value, x, index = call.value(), call.argument(0, "input"), call.argument(1, "indices")
+    flat = index.flatten(-axes)
+    with torch.no_grad():
+        there = (value.flatten(-axes).gather(-1, flat) == x.flatten(-axes)).to(x.dtype)
+        empty = torch.zeros_like(value).flatten(-axes)
+        parts = there / empty.scatter_add(-1, flat, there).gather(-1, flat).clamp(min=1)
 
-    def scattered(x: Tensor, index: Tensor) -> Tensor:
-        flat = index.flatten(-axes)
-        counts = torch.zeros(*size[:-axes], math.prod(size[-axes:]), dtype=x.dtype, device=x.device)
-        parts = 1 / counts.scatter_add(-1, flat, torch.ones_like(flat, dtype=x.dtype)).gather(-1, flat)
-        return counts.scatter_add(-1, flat, x.flatten(-axes) * parts).reshape(size)
+    def scattered(x: Tensor) -> Tensor:
+        return empty.scatter_add(-1, flat, x.flatten(-axes) * parts).reshape(value.shape)
 
-    return replace(call, func=scattered, args=(call.argument(0, "input"), call.argument(1, "indices")), kwargs={})
+    return replace(call, func=scattered, args=(x,), kwargs={})
 
 
 def add(call: Call) -> Tensor:

@@ -36,8 +36,13 @@ def affine(call: Call) -> Any:
 
 
 def unpool(call: Call) -> Tensor:
-    """max_unpool: a sum, of which the places may be others on the reference."""
-    return linearised(affine(spread(call)), call.value())
+    """max_unpool: a sum; what other places, and others that are there in the end, change on the reference is booked."""
+    summed, x = spread(call), call.argument(0, "input")
+    out = linearised(summed.run(), call.value())
+    with torch.no_grad():
+        moved = summed.func(call.difference(x))
+    call.book(out, out.detach() - call.output_before - moved, "selection")
+    return out
 
 
 def _on_differences(call: Call) -> Any:
