@@ -221,9 +221,11 @@ class Engine(TorchFunctionMode):
         chooses = not varying and self._depends_on_choices(operands)
         if name in READ_OUTS and (varying or chooses):
             return self._read_out(func, name, args, kwargs)
-        if not varying and not chooses:
-            return self._run_on_constants(func, args, kwargs)
         written = in_place.written(name, works_in_place, args, kwargs)
+        if not varying and not chooses:
+            if written and all(self.tracker.is_made(t) and self.tracker.is_used(t) for t in written):
+                return in_place.run(self, func, name, args, kwargs)
+            return self._run_on_constants(func, args, kwargs)
         if not varying and not (self.relative and written):
             return self._run_on_choices(func, name, args, kwargs, written)
         if written:
@@ -480,6 +482,8 @@ class Engine(TorchFunctionMode):
         def own(t: Tensor) -> Tensor:
             info = self.tracker.info(t)
             if info is None:
+                if not isinstance(t, nn.Parameter):
+                    self.tracker.use(t)
                 t = t.detach() if t.requires_grad else t
                 return t.clone() if t.is_inference() else t
             if site is None or not t.requires_grad:

@@ -173,6 +173,11 @@ class Pass:
                 raise messages.too_large(reason, shapes) from error
             if isinstance(error, (HilrpError, torch.OutOfMemoryError)):
                 raise
+            if "modified by an inplace operation" in str(error):
+                raise ModelError(
+                    "The model writes to a tensor of its own that it has multiplied with what depends on the input, and that the backward pass "
+                    f"needs as it was ({error}). Write to a copy of it (clone()), or let the model make a new one."
+                ) from error
             raise ModelError(
                 f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient checkpointing, turn it "
                 "off: what it runs again in the backward pass, the engine doesn't see."

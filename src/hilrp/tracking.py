@@ -80,6 +80,7 @@ class Tracker:
         self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._choices: dict[int, weakref.ref[Tensor]] = {}
         self._constants: dict[int, weakref.ref[Tensor]] = {}
+        self._used: dict[int, weakref.ref[Tensor]] = {}
         #: Of tensors that were written to in parts, the gate level of each element.
         self.regions: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self.has_choices = False
@@ -129,6 +130,17 @@ class Tracker:
     def make(self, tensor: Tensor) -> None:
         """Enters a constant that was made while the engine looked on."""
         self._constants[id(tensor)] = weakref.ref(tensor)
+
+    def use(self, tensor: Tensor) -> None:
+        """Notes a constant that a graph may keep, so that it must not be written to."""
+        root = tensor if tensor._base is None else tensor._base
+        self._used[id(root)] = weakref.ref(root)
+
+    def is_used(self, tensor: Tensor) -> bool:
+        """Whether a graph may keep a constant, or another part of its memory."""
+        root = tensor if tensor._base is None else tensor._base
+        found = self._used.get(id(root))
+        return found is not None and found() is root
 
     def is_made(self, tensor: Tensor) -> bool:
         """Whether the engine saw a constant being made."""
@@ -209,6 +221,6 @@ class Tracker:
         """Lets go of the pass's tensors."""
         for table in (
             self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references, self._choices,
-            self._constants, self.regions,
+            self._constants, self._used, self.regions,
         ):  # fmt: skip
             table.clear()

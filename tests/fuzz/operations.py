@@ -227,7 +227,9 @@ def model_of(choice: Choice) -> Case:
         raise Unfit("samples are not apart")
     weights = torch.randn(output.shape[1], dtype=torch.float64, generator=generator)
     listed = table_name(choice.operation) is not None
-    return Case(model, x if len(x) > 1 else x[0], lambda out: (out * weights).sum(1), listed)
+    # Where several values go to one place, which of them is there in the end is a choice.
+    chooses = "max_unpool" in choice.operation
+    return Case(model, x if len(x) > 1 else x[0], lambda out: (out * weights).sum(1), listed, chooses)
 
 
 def _apart(model: nn.Module, x: Tensor, output: Tensor) -> bool:

@@ -138,20 +138,22 @@ def norm(call: Call) -> Tensor:
     matrix = call.name == "linalg_norm" and (two or (dim is None and call.operands[0].ndim == 2))
     if order in (None, "fro") or isinstance(order, (tuple, list)) or (order == 2 and not matrix):
         return root(call)
+    if not matrix and not isinstance(order, str) and abs(order) == math.inf:
+        return largest(call, dim, smallest=order < 0)
     if matrix or isinstance(order, str) or order < 0:
         return proportional(call)
-    return largest(call, dim) if order == math.inf else powers(call, order, dim)
+    return powers(call, order, dim)
 
 
-def largest(call: Call, dim: Any) -> Tensor:
-    """The norm of infinite order: the maximum of sizes."""
+def largest(call: Call, dim: Any, smallest: bool = False) -> Tensor:
+    """The norms of infinite order: the maximum of sizes, or the minimum."""
     (a,) = call.carriers
     flat, before = along(a, dim), along(call.before(a), dim)
     with torch.no_grad():
         size, size0 = flat.abs(), before.abs()
         change = flat - before
         slope = torch.where(change == 0, flat.sign(), (size - size0) / change.where(change != 0, 1))
-        index, index0 = (t.argmax(-1, keepdim=True) for t in (size, size0))
+        index, index0 = ((t.argmin if smallest else t.argmax)(-1, keepdim=True) for t in (size, size0))
     sizes = linearised(flat, size, slope), size0
     return functions.selected(sizes, (call.value(), call.output_before), (index, index0), (-1, -1))
 
