@@ -79,7 +79,7 @@ def _relative(case: Case, rng: Random, seed: int) -> list[Finding]:
     try:
         with torch.no_grad():
             before = run(case.model, reference)
-    except RuntimeError:  # a domain that torch checks
+    except (RuntimeError, ValueError):  # a domain that torch checks
         return []
     if not bool(before.isfinite().all()) or float(before.abs().max()) > 1e6 or ill_conditioned(case, None, reference):
         return []
