@@ -228,7 +228,7 @@ READING = [by_item, by_list, by_if, by_int, by_float, by_array, by_equality, by_
 def test_numbers_that_are_read_out_make_no_false_difference(then):
     model, x = make(then), pictures()
     with pytest.raises(
-        hilrp.AuditError, match=r"on the reference would be .* the model itself gives .*(item|tolist|equal)|array"
+        hilrp.AuditError, match=r"would be .* the model itself gives .*out of its tensors \(`(item|tolist|equal|array)`"
     ):
         hilrp.explain(model, x, 1, "secant")
     assert not hilrp.audit(model, x, 1, "secant").passed
@@ -316,7 +316,31 @@ def mapped_without_a_graph(self, z, x):
     return z + found
 
 
+def through_a_kept_array(self, z, x):
+    """The same memory each time: compared by reference it would always be the same."""
+    self.kept = getattr(self, "kept", np.zeros((len(x), 1)))
+    self.kept[:] = np.square(x.detach().numpy()).mean((1, 2, 3))[:, None]
+    return z + torch.from_numpy(self.kept)
+
+
+def as_a_parameter(self, z, x):
+    return z + nn.Parameter(x.detach().square().mean((1, 2, 3))[:, None])
+
+
+def as_an_attribute(self, z, x):
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        self.held = x.square().mean((1, 2, 3))[:, None]
+    return z + self.held
+
+
+def into_a_buffer(self, z, x):
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        self.table.weight.copy_(x.square().mean().expand(5, 6))
+    return z + self.table.weight[:1]
+
+
 UNSEEN = [
+    through_a_kept_array, as_a_parameter, as_an_attribute, into_a_buffer,
     in_a_thread, through_numpy, through_dlpack, behind_the_back, scripted_without_a_graph, mapped, mapped_without_a_graph,
 ]  # fmt: skip
 
@@ -363,6 +387,112 @@ def test_whole_numbers_and_tables_are_named():
         assert float(found.ledger.residual.max()) < 1e-10
         assert "constant" not in found.ledger.entries or float(found.ledger.entries["constant"].abs().max()) < 1e-12
     assert "gate" in hilrp.explain(make(looked_up), pictures(), 1).ledger.entries
+
+
+def test_a_copy_by_value_is_seen():
+    """`new_tensor` copies values: out of the graph, but not out of sight."""
+    found = hilrp.explain(
+        make(lambda self, z, x: z + x.new_tensor(x.square().mean((1, 2, 3), keepdim=True)[..., 0, 0])), pictures(), 1
+    )
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert "constant" not in found.ledger.entries
+
+
+def other(x):
+    """What a model adds without gradients alone: the explained score isn't the model's."""
+    return 0.0 if torch.is_grad_enabled() else x.mean((1, 2, 3))[:, None]
+
+
+def test_a_masked_class_hides_nothing():
+    """What scores differ by is measured beside the scores, not beside the largest number of the output."""
+    masked = torch.tensor([False] * 5 + [True])
+    model = make(lambda self, z, x: (z + 3 * other(x)).masked_fill(masked, -1e30))
+    for rules in RULES:
+        with pytest.raises(hilrp.AuditError):
+            hilrp.explain(model, pictures(), 0, rules)
+
+
+def test_a_large_output_beside_hides_nothing():
+    model = make(lambda self, z, x: {"logits": z + 3 * other(x), "boxes": 1e6 * x})
+    with pytest.raises(hilrp.AuditError):
+        hilrp.explain(model, pictures(), 0, "secant")
+
+
+def test_what_is_wrong_for_another_class_is_an_error_at_once():
+    only = torch.tensor([0.0, 5.0, 0, 0, 0, 0], dtype=F64)
+    model = make(lambda self, z, x: z + only * other(x))
+    with pytest.raises(hilrp.AuditError):
+        hilrp.explain(model, pictures(), 0)
+
+
+def test_a_hook_that_comes_later_is_checked():
+    model, x = make(lambda self, z, x: z), pictures()
+    hilrp.explain(model, x, 1)
+    model.head.register_forward_hook(lambda module, args, out: out + torch.from_numpy(out.detach().numpy().copy()))
+    with pytest.raises(hilrp.AuditError, match="did not see"):
+        hilrp.explain(model, x, 1)
+
+
+def test_a_tensor_from_elsewhere_that_changes_later_is_found():
+    """Constant on the first two inputs, and not on a third."""
+
+    def then(self, z, x):
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            extra = (x.amax() - 100).relu()
+        return z + extra
+
+    model = make(then)
+    hilrp.explain(model, pictures(), 1)
+    with pytest.raises(hilrp.AuditError, match="did not see"):
+        hilrp.explain(model, 200 * pictures().abs(), 1)
+
+
+def test_a_score_that_is_not_a_number_is_no_agreement():
+    model = make(lambda self, z, x: z if torch.is_grad_enabled() else z * float("nan"))
+    with pytest.raises(hilrp.AuditError, match="the model itself gives nan"):
+        hilrp.explain(model, pictures(), 1)
+
+
+def test_inference_mode_inside_a_model():
+    def then(self, z, x):
+        with torch.inference_mode():
+            gate = x.mean((1, 2, 3))[:, None] * 5
+        return z + gate.clone()
+
+    model, x = make(then), pictures()
+    found = hilrp.explain(model, x, 1, "secant", reference=0.0)
+    with torch.no_grad():
+        difference = model(x.clone())[:, 1] - model(torch.zeros_like(x))[:, 1]
+    torch.testing.assert_close(found.relevance.sum((1, 2, 3)), difference)
+
+
+def test_scratch_tensors_are_written_to_as_torch_does():
+    def then(self, z, x):
+        noise = torch.full((6,), 100.0, dtype=F64)
+        y = z * noise
+        noise.uniform_(1.0, 1.0 + 1e-12)
+        return y + noise.round()
+
+    found = hilrp.explain(make(then), pictures(), 1)
+    assert float(found.ledger.entries["constant"].max()) == 1.0
+
+
+def test_constants_that_share_their_memory():
+    """What is written to one of them is in the other, also where torch knows nothing of that."""
+
+    def written(self, z, x):
+        held = torch.zeros(len(x), 6, dtype=F64)
+        alias = held.detach()
+        held.copy_(z * 2)
+        return z + alias
+
+    for rules in RULES:
+        found, plain = (
+            hilrp.explain(make(then), pictures(), 1, rules)
+            for then in (written, lambda self, z, x: z + (z * 2).detach())
+        )
+        torch.testing.assert_close(found.relevance, plain.relevance, rtol=1e-10, atol=1e-12)
+        assert torch.equal(found.output, plain.output)
 
 
 # Samples ----------------------------------------------------------------------------------------------------------------
@@ -433,6 +563,14 @@ def test_attention_without_batch_first():
     assert "other samples" in found.ledger.entries
     assert float(found.ledger.residual.max()) < 1e-10
     assert "other samples" not in hilrp.explain(model, x[:1], 1).ledger.entries
+
+
+def test_samples_that_see_each_other_through_gates_are_told_of():
+    """Nothing lands on the others, but each map is of its batch."""
+    model = make(lambda self, z, x: z / (z.detach().std(0, keepdim=True) + 0.1))
+    found = hilrp.explain(model, pictures(4), 2)
+    assert "samples see each other" in " ".join(found.notes)
+    assert "could not be followed" not in " ".join(found.notes)
 
 
 def test_samples_that_are_apart_have_no_such_entry():

@@ -223,9 +223,9 @@ class Engine(TorchFunctionMode):
             return self._read_out(func, name, args, kwargs)
         written = in_place.written(name, works_in_place, args, kwargs)
         if not varying and not chooses:
-            if written and all(self.tracker.is_made(t) and self.tracker.is_used(t) for t in written):
-                return in_place.run(self, func, name, args, kwargs)
-            return self._run_on_constants(func, args, kwargs)
+            if any(self.tracker.is_made(t) and self.tracker.is_used(t) for t in written):
+                return in_place.run_on_copies(self, func, args, kwargs, written)
+            return self._run_on_constants(func, name, args, kwargs, operands)
         if not varying and not (self.relative and written):
             return self._run_on_choices(func, name, args, kwargs, written)
         if written:
@@ -251,9 +251,12 @@ class Engine(TorchFunctionMode):
             return any(self.tracker.reference(t) is not None for t in operands)
         return self.tracker.has_masks and any(map(self.tracker.is_choice, operands))
 
-    def _run_on_constants(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_on_constants(self, func: Any, name: str, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
         with torch.no_grad():
-            return self._made(func(*args, **kwargs))
+            out = self._made(func(*args, **kwargs))
+        if name in ("detach", "data") and isinstance(out, Tensor):
+            self.tracker.detached(out, operands[0])  # what is written to one of them later is in the other
+        return out
 
     def _made(self, out: Any) -> Any:
         """Enters constants that the model made while the engine looked on."""
@@ -317,7 +320,7 @@ class Engine(TorchFunctionMode):
             row = BY_PARTS[name]  # not only the input varies, but its scale, too
         if self.relative and not torch.is_grad_enabled():
             # What the model takes no gradient of depends on the input all the same.
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 return self._run_rule(func, name, args, kwargs, row, varying)
         if not torch.is_grad_enabled():
             return self._run_without_graph(func, args, kwargs, row, varying)
@@ -345,9 +348,11 @@ class Engine(TorchFunctionMode):
             return True
         if not tensor.requires_grad:
             if info is None and self._strangers is not None:
-                self._strangers.meet(tensor, name, self.module, self.path)
+                self._strangers.meet(tensor, name, self.path)
             return info is not None
         if tensor.is_leaf or not self.tracker.reaches_input(tensor):
+            if self._strangers is not None and tensor.is_leaf:
+                self._strangers.meet(tensor, name, self.path)
             return False
         if info is None or not info.hidden:
             self.problem(messages.hidden_operation(tensor, self.path, name))
@@ -450,7 +455,8 @@ class Engine(TorchFunctionMode):
             if name in ("detach", "data"):
                 self.tracker.detached(t, operands[0])
             if not composite:
-                self.tracker.track(t, level, layout)
+                own = in_place.level_of(self.tracker, t, level) if self.tracker.regions else level
+                self.tracker.track(t, own, layout)
             self.dtypes.add(t.dtype)
             if self._inspect is not None:
                 self._inspect(site, t)

@@ -167,8 +167,9 @@ class Explainer:
         if doubted or plain.mixed:
             found = self._one_by_one(found, x, target, batch, reference)
             ledger, sound = found.ledger, False
+        if doubted:
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
-        if OTHERS in ledger.entries:
+        if plain.mixed or OTHERS in ledger.entries:
             notes[
                 "samples see each other: each score was propagated alone, and what landed on other samples is the entry "
                 f"`{OTHERS}`. Explained in other batches, the samples have other maps"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hilrp.errors import ModelError
 from hilrp.primitives.call import Level
-from hilrp.tracking import Info
+from hilrp.tracking import Info, Tracker
 from hilrp.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
@@ -66,11 +66,28 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
     return _assign(engine, target, new)
 
 
+def run_on_copies(
+    engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]
+) -> Any:
+    """Runs a call that writes to constants on copies of them, which then stand for them: a graph may need them as they were."""
+    copies = {id(t): _copy(t) for t in written}
+    with torch.no_grad():
+        own = map_tensors(lambda t: copies.get(id(t), t), (args, kwargs))
+        out = func(*own[0], **own[1])
+    for t in written:
+        engine.tracker.make(copies[id(t)])
+        _replace(engine, t, copies[id(t)])
+    return map_tensors(engine.tracker.current, out)
+
+
+def _copy(t: Tensor) -> Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+
+
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The value that an in-place call gives, written to a copy."""
     with torch.no_grad():
-        copy = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device=args[0].device)
-        value: Tensor = func(copy.copy_(args[0]), *args[1:], **kwargs)
+        value: Tensor = func(_copy(args[0]), *args[1:], **kwargs)
         return value
 
 
@@ -91,7 +108,8 @@ def _write_part(engine: Engine, target: Tensor, index: Any, value: Any) -> None:
 
 
 def _tensor(value: Any, like: Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
+    # Made on the device: a number that is copied there could not be recorded.
+    return value if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def _assign(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
@@ -131,6 +149,7 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     kept = None if target.numel() == root.numel() else tracker.current(root)
     new_root = engine.apply(write, (kept, new, tuple(root.shape), root.stride(), *_place(target, root)), {})
     tracker.alias(root, new_root)
+    tracker.regions.pop(id(root), None)
     tracker.regions[id(new_root)] = weakref.ref(new_root), levels
     for view in (target, *views):
         if view is not root:
@@ -141,6 +160,15 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
             info.level = _decoded(int(levels.as_strided(*_place(view, root)).min()), info.level)
             info.layout = info.layout or layouts.get(id(view))  # the samples are where they were
     return tracker.current(target)
+
+
+def level_of(tracker: Tracker, view: Tensor, otherwise: Level) -> Level:
+    """The gate level of a view of a tensor of which parts were written to: that of the elements that it shows."""
+    base = view._base
+    reference, levels = tracker.regions.get(id(base), (None, None))
+    if base is None or levels is None or reference is None or reference() is not base or not view.numel():
+        return otherwise
+    return _decoded(int(levels.as_strided(*_place(view, base)).min()), otherwise)
 
 
 def _levels_of(engine: Engine, root: Tensor) -> Tensor:

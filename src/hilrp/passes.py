@@ -42,7 +42,7 @@ class Outcome:
         limit: How far the books may be from closing.
         sound: Whether all is finite, the books close, and there is a score to decompose: one flag on the device.
         chosen: The explained classes as a target, where the target is one.
-        reference_score: The scores on the reference, and ``reference_output`` the tensors of the output there.
+        reference_score: The scores on the reference, and ``reference_output`` the model's output there.
         read_outs: Where the model read numbers out of tensors that depend on the input.
         strangers: Tensors that came in without having been seen being made, with where they were used.
         problems: What a strict audit would have raised.
@@ -62,7 +62,7 @@ class Outcome:
     notes: dict[str, int]
     chosen: Checked | None
     reference_score: Tensor | None
-    reference_output: list[Tensor]
+    reference_output: Any
     read_outs: dict[str, int]
     strangers: list[tuple[str, Tensor]]
     problems: dict[str, int]
@@ -147,7 +147,9 @@ class Pass:
         self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against
         self._chosen = None if found.classes is None else Checked(found.classes, found.against)
-        self._reference_output = [engine.tracker.on_reference(t).detach() for t in tensors(output)] if relative else []
+        self._reference_output = (
+            map_objects(lambda t: engine.tracker.on_reference(t).detach(), output) if relative else None
+        )
         self.output = map_objects(lambda t: engine.current(t).detach(), output)
         engine.release()
         books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0

@@ -43,10 +43,21 @@ class Findings:
 
 @dataclass
 class _Memory:
-    """What was found out about a model: forms of input whose score was checked, and whether samples see each other."""
+    """What was found out about a model.
+
+    Attributes:
+        checked: Forms of input whose score was checked.
+        mixed: Whether samples see each other.
+        constant: Tensors from elsewhere that were found to be constants, by where they are used.
+    """
 
     checked: set[Hashable] = field(default_factory=set)
     mixed: dict[Hashable, bool] = field(default_factory=dict)
+    constant: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def knows(self, place: str, tensor: Tensor) -> bool:
+        """Whether a tensor has the value of one that was found to be constant there."""
+        return any(t.shape == tensor.shape and torch.equal(t, tensor) for t in self.constant.get(place, ()))
 
 
 _memory: weakref.WeakKeyDictionary[nn.Module, _Memory] = weakref.WeakKeyDictionary()
@@ -100,8 +111,12 @@ class Comparison:
                     raise
                 findings.unchecked.append(f"anything beside a plain pass, which raised {type(error).__name__}: {error}")
                 return findings
-            if first and self.found.strangers:
+            if self.found.strangers and (anew or not all(memory.knows(*each) for each in self.found.strangers)):
                 self._check_strangers(findings)
+                if not findings.errors:
+                    memory.constant = {}
+                    for place, t in self.found.strangers:
+                        memory.constant.setdefault(place, []).append(t)
             if mixing:
                 memory.mixed[form] = self._mixes(plain, findings)
         findings.mixed = memory.mixed.get(form, False)
@@ -111,8 +126,11 @@ class Comparison:
 
     def _form(self) -> Hashable:
         kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(self.x))
-        structure = hash(tuple(map(type, self.model.modules())))
-        target = type(self.target) if callable(self.target) else type(None)
+        structure = hash(
+            tuple((type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in self.model.modules())
+        )
+        # Not the function itself, which may hold the model.
+        target = getattr(self.target, "__code__", type(self.target)) if callable(self.target) else None
         autocast = tuple(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
         return kinds, structure, target, self.batch > 1, self.reference is not None, autocast
 
@@ -135,26 +153,37 @@ class Comparison:
         with torch.no_grad():
             return score_of(output, target, self.batch).value.detach()
 
-    def _scale(self, *outputs: Any) -> Tensor:
-        """What differences are relative to, for each sample: the largest number of its output, or its score."""
-        scale = self.found.score.abs().double()
-        for t in (t for output in outputs for t in tensors(output) if t.is_floating_point()):
-            if t.shape[:1] == (self.batch,) and t.numel():
-                scale = torch.maximum(scale, t.detach().reshape(self.batch, -1).abs().amax(1).double().nan_to_num())
-        return scale
+    def _scale(self, score: Tensor, output: Any) -> Tensor:
+        """What differences are relative to, for each sample: the score, or the size of most scores that it is one of."""
+        scale = torch.maximum(self.found.score.abs(), score.abs()).double().nan_to_num(0.0, 0.0, 0.0)
+        if callable(self.target):
+            return scale
+        # The median: a class that is masked out has a huge score.
+        return torch.maximum(scale, logits_of(output).detach().reshape(self.batch, -1).abs().double().median(1).values)
 
     def _apart(self, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
-        """Whether two scores differ by more than rounding, for each sample; what is not a number doesn't count."""
-        difference = (a.double() - b.double()).abs()
-        return (difference > self.found.limit * scale) & difference.isfinite()
+        """Whether two scores differ by more than rounding, for each sample."""
+        a, b = a.double(), b.double()
+        same = (a == b) | (a.isnan() & b.isnan())
+        return ~(same | ((a - b).abs() <= self.found.limit * scale))
+
+    def _other_logits(self, plain: Any, explained: Any) -> Tensor:
+        """Where any class has another score than in the explained output, by sample: the next question may be about that one."""
+        ours, theirs = (logits_of(each).detach().reshape(self.batch, -1).double() for each in (explained, plain))
+        if ours.shape != theirs.shape:
+            return torch.ones(self.batch, dtype=torch.bool, device=ours.device)
+        scale = torch.maximum(theirs.abs(), theirs.abs().median(1, keepdim=True).values)
+        return self._apart(theirs, ours, scale).any(1)
 
     # What is compared ---------------------------------------------------------------------------------------------
 
     def _check_score(self, plain: Any, findings: Findings) -> None:
-        scale = self._scale(plain)
         score = self._score(plain)
+        scale = self._scale(score, plain)
         apart = self._apart(score, self.found.score, scale)
         classes = None
+        if not callable(self.target):
+            apart = apart | self._other_logits(plain, self.found.output)
         if not callable(self.target) and self.target is None and self.found.classes is not None:
             logits = logits_of(plain).detach().reshape(self.batch, -1)
             classes = logits.argmax(1)
@@ -181,9 +210,11 @@ class Comparison:
         followed = self.found.reference_score
         assert followed is not None
         plain = self._output(self.reference)
-        scale = torch.maximum(self._scale(plain), followed.abs().double())
         score = self._score(plain)
+        scale = torch.maximum(self._scale(score, plain), followed.abs().double())
         apart = self._apart(score, followed, scale)
+        if not callable(self.target):
+            apart = apart | self._other_logits(plain, self.found.reference_output)
         if bool(apart.any()) and callable(self.target) and self._same_output(plain, scale):
             return  # the target chooses by the input what it asks for
         if not bool(apart.any()):
@@ -198,9 +229,10 @@ class Comparison:
         findings.errors.append(messages.false_reference(*scores, sample, list(self.found.read_outs), strangers))
 
     def _same_output(self, plain: Any, scale: Tensor) -> bool:
-        pairs = list(zip(tensors(plain), self.found.reference_output, strict=False))
+        ours = tensors(self.found.reference_output)
+        pairs = list(zip(tensors(plain), ours, strict=False))
         limit = self.found.limit * float(scale.max())
-        return len(tensors(plain)) == len(self.found.reference_output) and all(
+        return len(tensors(plain)) == len(ours) and all(
             a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=0, atol=limit, equal_nan=True)
             for a, b in pairs
             if a.is_floating_point()
@@ -226,14 +258,15 @@ class Comparison:
         places = [
             place
             for place, t in self.found.strangers
-            if not any(t is o or (t.shape == o.shape and torch.equal(t, o)) for o in same.get(place, ()))
+            if not any(t.shape == o.shape and torch.equal(t, o) for o in same.get(place, ()))
         ]
         if places:
             findings.errors.append(messages.unseen_origin(places))
 
     def _mixes(self, plain: Any, findings: Findings) -> bool:
         """Whether a sample's score changes with the others: half of them are changed, then the other half."""
-        scale, score = self._scale(plain), self._score(plain)
+        score = self._score(plain)
+        scale = self._scale(score, plain)
         for parity in (0, 1):
             kept = torch.arange(self.batch, device=score.device) % 2 == parity
             try:
@@ -243,7 +276,7 @@ class Comparison:
                     raise
                 findings.unchecked.append("whether samples see each other: the model does not run on a changed batch")
                 return False
-            moved = kept & self._apart(score, other, scale)
+            moved = kept & self._apart(score, other, scale) & other.isfinite()
             if bool(moved.any()):
                 again = self._score(self._output(self.x))
                 if bool(self._apart(score, again, scale).any()):

@@ -179,7 +179,8 @@ class Tracker:
 
     def detached(self, tensor: Tensor, source: Tensor) -> None:
         """Notes a tensor that shares its memory with another, unknown to autograd."""
-        root = source if source._base is None else source._base
+        root = self.root(source)
+        root = source if root is None else root
         self._detached[id(tensor)] = weakref.ref(tensor), weakref.ref(root)
         self._views.setdefault(id(root), []).append(weakref.ref(tensor))
 
