@@ -1,9 +1,9 @@
 """The engine: watches a model run, and gives each torch operation the rule of its primitive.
 
 A `torch.overrides.TorchFunctionMode` sees every torch call. The value is always the original function's, bit
-for bit; only the backward pass is the rule's. Nothing is patched and nothing on the model is changed: what the
-engine knows about a tensor it keeps in a side table of its own, and constants are detached as they enter an
-operation, so that not even ``requires_grad`` flags are touched.
+for bit; only the backward pass is the rule's. Nothing on the model is changed: what the engine knows about a tensor it
+keeps in a side table of its own, and constants are detached as they enter an operation, so that not even
+``requires_grad`` flags are touched. Only a custom autograd.Function that the user registers is wrapped, as long as it is.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def explain(
             CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
         itemised: Keep the books per operation, not only in total. Slower.
         batch: How many samples are explained at once: ``None`` for all, a number, or ``"auto"`` for as many as fit into memory (where they don't, half as many, and so on). The
-            result is the same; functions of the user's (a target, a reference) are given each part in turn.
+            result is the same, unless samples see each other; functions of the user's (a target, a reference) are given each part in turn.
 
     Example:
         >>> import torch, hilrp
@@ -77,6 +77,9 @@ def explain(
 
 class Explainer:
     """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
+
+    The first explanation of a model calls it some more times without a graph, also on changed inputs: what is explained is compared with what the model does
+    (`audit="off"` leaves that out). What was found is remembered for the model as long as it lives.
 
     An explainer keeps nothing between calls but which layers and how many classes the model has, which batch fitted into memory, and recordings, if it is told to make them. It may be used from several threads.
 

@@ -32,7 +32,7 @@ class Verdict(StrEnum):
 
 
 _MEANINGS = {
-    Verdict.VALID: "The books close, and most of the score (or all of its difference to a reference) is on the pixels: the map decomposes the prediction.",
+    Verdict.VALID: "The books close, and most of the score (or all of its difference to a reference) is on the pixels, as plain passes of the model confirm: the map decomposes the prediction.",
     Verdict.UNVERIFIED: "The books close, but not all that could make the map wrong was ruled out: the notes say what was not checked.",
     Verdict.NOTHING: "The score is that of the reference: there is no difference to decompose, and the map shows rounding.",
     Verdict.ABSORBED: "The books close, but biases, shifts and other constants of the model keep most of the score, or more than all of it: the map ranks what is left.",

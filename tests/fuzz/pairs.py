@@ -20,7 +20,7 @@ from fuzz.checks import (
     references,
     run,
 )
-from fuzz.drawing import random_program, smaller, with_dead_branch
+from fuzz.drawing import smaller, with_dead_branch
 from fuzz.programs import Model, Program
 
 
@@ -130,9 +130,3 @@ def shrunk(program: Program, kind: str) -> Program:
                 break
         else:
             return program
-
-
-def check_seed(seed: int) -> tuple[Program, list[Finding] | str]:
-    """The program of a seed, and what is wrong with it."""
-    program = random_program(seed)
-    return program, check_program(program)
