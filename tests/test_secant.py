@@ -45,12 +45,14 @@ def attend(**options):
     return lambda x: F.scaled_dot_product_attention(x @ A, x @ B, x.sin(), **options)
 
 
+CELL = nn.LSTM(6, 3, batch_first=True, bidirectional=True).double()
+torch.manual_seed(5)
+for parameter in CELL.parameters():
+    nn.init.normal_(parameter)
+
+
 def lstm(x):
-    cell = nn.LSTM(6, 3, batch_first=True, bidirectional=True).double()
-    torch.manual_seed(5)
-    for parameter in cell.parameters():
-        nn.init.normal_(parameter)
-    return cell(x)[0]
+    return CELL(x)[0]
 
 
 OPERATIONS = {

@@ -209,6 +209,9 @@ class Engine(TorchFunctionMode):
             operands = None
         operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
+        if name == "new_tensor" and isinstance(args[1], Tensor):
+            copied = self.apply(Tensor.clone, (self.apply(Tensor.detach, (args[1],), {}),), {})  # it copies values
+            return self.apply(Tensor.to, (copied,), kwargs) if kwargs.get("dtype") else copied
         if name == "as_strided" and not works_in_place:
             args, kwargs = in_place.from_memory(self, *args, **kwargs)
         if name in QUERIES:

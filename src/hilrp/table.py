@@ -124,7 +124,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(R, normalisation.quantile, traced), "quantile"),
     # Reindexing ----------------------------------------------------------------------------------------------
     (Row(R, reindexing.native, row_major), "view reshape view_as reshape_as flatten unflatten ravel squeeze unsqueeze"),
-    (Row(R, reindexing.native, aligned), "contiguous clone new_tensor alias positive to type float double half bfloat16 cuda cpu type_as expand expand_as broadcast_tensors "
+    (Row(R, reindexing.native, aligned), "contiguous clone alias positive to type float double half bfloat16 cuda cpu type_as expand expand_as broadcast_tensors "
         "broadcast_to dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout conj real imag roll flip"),
     (Row(R, reindexing.native, traced), "permute transpose t T mT H mH movedim moveaxis swapaxes swapdims select unbind diagonal"),
     (Row(R, reindexing.native, kept), "chunk split split_with_sizes tensor_split unsafe_chunk narrow pixel_shuffle pixel_unshuffle channel_shuffle "
@@ -178,7 +178,7 @@ _SYNONYMS = {
 #: Operations that take only shape and type from their operands: what they make is a constant.
 CREATION = frozenset(
     "zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
-    "new_empty_strided bernoulli".split()
+    "new_tensor new_empty_strided bernoulli".split()
 )
 #: Operations that take only shape or type from their second operand.
 SHAPED_BY_SECOND = frozenset("type_as to expand_as view_as reshape_as broadcast_to".split())

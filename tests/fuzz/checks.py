@@ -45,6 +45,7 @@ REFUSALS = {
     "is not differentiable with respect to argument": "torch has no derivative",
     "`quantile` has no form relative to": "which order statistic is meant depends on the input",
     "that `instance_norm` uses in the model itself was written to": "it updates running statistics that are explained",
+    "Tensors that `detach` in the model itself use depend": "running statistics that a norm updates",
     "took another way on the reference": "the shapes of a masked selection are those of its mask",
 }
 

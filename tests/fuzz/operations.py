@@ -18,6 +18,9 @@ from fuzz.checks import Case
 from hilrp.table import _SYNONYMS, TABLE
 from hilrp.tree import map_tensors, tensors
 
+# That import forbids to set torch's flags, for the whole process: other tests do.
+torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 #: Operations that are not explained, and why.
 SKIPPED = {
     "jiterator": "compiled for CUDA alone",

@@ -47,10 +47,10 @@ def spread(call: Call) -> Call:
         empty = torch.zeros_like(value).flatten(-axes)
         parts = there / empty.scatter_add(-1, flat, there).gather(-1, flat).clamp(min=1)
 
-    def scattered(x: Tensor) -> Tensor:
+    def scattered(x: Tensor, parts: Tensor) -> Tensor:
         return empty.scatter_add(-1, flat, x.flatten(-axes) * parts).reshape(value.shape)
 
-    return replace(call, func=scattered, args=(x,), kwargs={})
+    return replace(call, func=scattered, args=(x, parts), kwargs={})
 
 
 def add(call: Call) -> Tensor:

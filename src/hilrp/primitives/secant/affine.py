@@ -39,9 +39,12 @@ def unpool(call: Call) -> Tensor:
     """max_unpool: a sum; what other places, and others that are there in the end, change on the reference is booked."""
     summed, x = spread(call), call.argument(0, "input")
     out = linearised(summed.run(), call.value())
-    with torch.no_grad():
-        moved = summed.func(call.difference(x))
-    call.book(out, out.detach() - call.output_before - moved, "selection")
+    parts = summed.args[1]
+    assert call.reference is not None
+    if call.reference.choosing or bool((parts != 1).any()):
+        with torch.no_grad():
+            moved = summed.func(call.difference(x), parts)
+        call.book(out, out.detach() - call.output_before - moved, "selection")
     return out
 
 
