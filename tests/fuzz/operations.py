@@ -27,7 +27,7 @@ SKIPPED = {
     "torch._scaled_mm": "eight-bit types alone",
     "sparse.": "sparse operands: no dense input to explain",
     "to_sparse": "a sparse result",
-    "as_strided": "places in memory, which belong to other samples in a batch; tests/test_engine.py has it",
+    "as_strided": "places in memory, which belong to other samples in a batch",
     "empty": "memory that nobody wrote to",
     "new_empty": "memory that nobody wrote to",
     "resize_": "memory that nobody wrote to",
