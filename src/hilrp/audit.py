@@ -191,7 +191,7 @@ class _Auditor(Explainer):
 
     def _run(self, *args: Any, **options: Any) -> Pass:
         run = super()._run(*args, **options)
-        self.counts, self.gates, self.dtypes = run.engine.counts, run.engine.gates, run.engine.dtypes
+        self.counts, self.gates, self.dtypes = run.engine.counts, run.engine.gates, run.dtypes
         return run
 
 

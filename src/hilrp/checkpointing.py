@@ -84,6 +84,8 @@ class _Rerun:
 
         def own(t: Tensor) -> Tensor:
             info = self.known.get(id(t))
+            if info is None:
+                engine.tracker.make(t)  # whoever gave it has looked at it
             if info is None or id(t) in stands:
                 return stands.get(id(t), t)
             if info.carries:

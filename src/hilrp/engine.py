@@ -35,13 +35,16 @@ from hilrp.strangers import Strangers
 from hilrp.table import (
     BY_PARTS,
     CREATION,
+    FILLS,
     QUERIES,
     READ_OUTS,
     SHAPED_BY_SECOND,
+    SHAPED_BY_VALUES,
     Primitive,
     Row,
     is_python_source,
     operation_name,
+    shaping,
 )
 from hilrp.tracking import Tally, Tracker, writes_to
 from hilrp.tree import map_tensors, tensors
@@ -77,7 +80,6 @@ class Engine(TorchFunctionMode):
         tally: Tally | None = None,
     ) -> None:
         super().__init__()
-        first = tally is None
         self._checkpoints = checkpoints
         self._inspect = inspect
         self.model, self.rules, self.books = model, rules, books
@@ -89,8 +91,7 @@ class Engine(TorchFunctionMode):
         self._modules = ModuleWatch(model, self._enter_module, self._leave_module)
         self._opaque: tuple[nn.Module, tuple[Any, ...], dict[int, Tensor]] | None = None
         self._sites = tally.sites
-        # Where a part runs again, whoever gives it tensors has looked at them.
-        self._strangers = Strangers(model, tally, self.tracker) if first else None
+        self._strangers: Strangers | None = Strangers(model, tally, self.tracker)
         self._functions = Waiting()
         self._depth = 0
         self.layers = Layers(layers)
@@ -209,13 +210,19 @@ class Engine(TorchFunctionMode):
             operands = None
         operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
+        if works_in_place and not args:
+            args, kwargs = in_place.with_target_first(args, kwargs)
         if name == "new_tensor" and isinstance(args[1], Tensor):
             copied = self.apply(Tensor.clone, (self.apply(Tensor.detach, (args[1],), {}),), {})  # it copies values
             return self.apply(Tensor.to, (copied,), kwargs) if kwargs.get("dtype") else copied
         if name == "as_strided" and not works_in_place:
             args, kwargs = in_place.from_memory(self, *args, **kwargs)
+        if name == "register_hook" and self.tracker.varies(args[0]):
+            return func(args[0], self._watched_hook(*args[1:], **kwargs))
         if name in QUERIES:
             return func(*args, **kwargs)
+        if works_in_place and name in FILLS and not self.tracker.varies(args[0]):
+            self.tracker.make(args[0])
         varying = [t for t in operands if self.is_varying(t, name)]
         if name in CREATION or name in SHAPED_BY_SECOND:
             # Of the others they take shape and type alone.
@@ -224,11 +231,13 @@ class Engine(TorchFunctionMode):
         chooses = not varying and self._depends_on_choices(operands)
         if name in READ_OUTS and (varying or chooses):
             return self._read_out(func, name, args, kwargs)
+        if name in SHAPED_BY_VALUES and any(map(self._depends, shaping(name, args, kwargs))):
+            self._tell_read_out(name, " (as the shape of its result)")
         written = in_place.written(name, works_in_place, args, kwargs)
         if not varying and not chooses:
             if any(self.tracker.is_made(t) and self.tracker.is_used(t) for t in written):
                 return in_place.run_on_copies(self, func, args, kwargs, written)
-            return self._run_on_constants(func, name, args, kwargs, operands)
+            return self._run_on_constants(func, name, args, kwargs, operands, written)
         if not varying and not (self.relative and written):
             return self._run_on_choices(func, name, args, kwargs, written)
         if written:
@@ -254,34 +263,60 @@ class Engine(TorchFunctionMode):
             return any(self.tracker.reference(t) is not None for t in operands)
         return self.tracker.has_masks and any(map(self.tracker.is_choice, operands))
 
-    def _run_on_constants(self, func: Any, name: str, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
+    def _run_on_constants(
+        self, func: Any, name: str, args: Any, kwargs: Any, operands: list[Tensor], written: list[Tensor]
+    ) -> Any:
+        known = [t for t in written if self.tracker.is_made(t)]
         with torch.no_grad():
             out = self._made(func(*args, **kwargs))
+        self._made(known)
         if name in ("detach", "data") and isinstance(out, Tensor):
             self.tracker.detached(out, operands[0])  # what is written to one of them later is in the other
         return out
 
     def _made(self, out: Any) -> Any:
         """Enters constants that the model made while the engine looked on."""
-        if self._strangers is not None:
-            for t in tensors(out):
-                self.tracker.make(t)
+        for t in tensors(out):
+            self.tracker.make(t)
         return out
 
     def _read_out(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A call that takes values out of torch. What the model makes of them, the engine can't follow: that is told."""
-        self.tally.read_outs[f"`{name}` in {messages.place(self.path)}"] += 1
+        self._tell_read_out(name)
         with torch.no_grad():
             return func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
 
-    def _look_at_unknown(self, func: Any, name: str, out: Any, call: Call) -> None:
-        """An operation that isn't in the table: it has no rule, unless it makes masks, indices or numbers of its operands."""
+    def _tell_read_out(self, name: str, how: str = "") -> None:
+        self.tally.read_outs[f"`{name}` in {messages.place(self.path)}{how}"] += 1
+
+    def _depends(self, t: Tensor) -> bool:
+        return self.tracker.varies(t) or self.tracker.is_choice(t) or self.tracker.reference(t) is not None
+
+    def _watched_hook(self, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        """A hook of the model's on a tensor: where it changes gradients, the map is no longer the rules' own."""
+        path = self.path
+
+        def watched(gradient: Tensor) -> Any:
+            before = gradient.clone()
+            found = hook(gradient)
+            if not torch.equal(before, gradient if found is None else found):
+                self.problem(messages.changed_gradient(path))
+            return found
+
+        return watched
+
+    def _run_unknown(self, run: Callable[[], Any], func: Any, name: str, operands: list[Tensor], carries: bool) -> Any:
+        """Runs an operation that isn't in the table: it has no rule, unless it makes masks, indices or numbers of its operands."""
+        before = [writes_to(t) for t in operands]
+        out = run()
         found = tensors(out)
         if not found:
-            self.tally.read_outs[f"`{name}` in {messages.place(self.path)}"] += 1
+            self._tell_read_out(name)
         numbers = [t for t in found if t.is_floating_point() or t.is_complex()]
-        if any(t.requires_grad for t in found) or (numbers and call.carriers):
+        writes = any(writes_to(t) != count for t, count in zip(operands, before, strict=True))
+        if any(t.requires_grad for t in found) or (numbers and carries) or writes:
             self.problem(messages.unknown_operation(func, name, self.path, self.module))
+        return out
 
     # Custom functions ---------------------------------------------------------------------------------------------
 
@@ -326,7 +361,7 @@ class Engine(TorchFunctionMode):
             with torch.inference_mode(False), torch.enable_grad():
                 return self._run_rule(func, name, args, kwargs, row, varying)
         if not torch.is_grad_enabled():
-            return self._run_without_graph(func, args, kwargs, row, varying)
+            return self._run_without_graph(func, name, args, kwargs, row, varying)
         return self._run_rule(func, name, args, kwargs, row, varying)
 
     def current(self, tensor: Tensor) -> Tensor:
@@ -335,9 +370,7 @@ class Engine(TorchFunctionMode):
             self._settle(tensor)
         found = self.tracker.current(tensor)
         root = tensor._base
-        # After `y.unsqueeze_(1)` a view of y stands for y.
-        stand_in = None if root is None else self.tracker.current(root)
-        if found is not tensor or stand_in is None or stand_in is root or stand_in is tensor:
+        if found is not tensor or root is None or self.tracker.memory(root) is root:
             return found
         return in_place.refresh(self, tensor)
 
@@ -363,9 +396,14 @@ class Engine(TorchFunctionMode):
             self.tracker.track(tensor, Level.SIGNAL, None, hidden=True)
         return True
 
-    def _run_without_graph(self, func: Any, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
-        with torch.no_grad():
-            out = func(*args, **kwargs)
+    def _run_without_graph(
+        self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]
+    ) -> Any:
+        def run() -> Any:
+            with torch.no_grad():
+                return func(*args, **kwargs)
+
+        out = self._run_unknown(run, func, name, tensors((args, kwargs)), False) if row is None else run()
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
                 self.tracker.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
@@ -379,7 +417,7 @@ class Engine(TorchFunctionMode):
             out = func(*args, **kwargs)
         found = [*tensors(out), *written]
         if not found:
-            self.tally.read_outs[f"`{name}` in {messages.place(self.path)}"] += 1
+            self._tell_read_out(name)
         for t in found:
             for each in (t,) if t._base is None else (t, t._base):
                 if not (each.is_floating_point() or each.is_complex()):
@@ -427,8 +465,7 @@ class Engine(TorchFunctionMode):
             self.layers,
         )
         if row is None:
-            out = call.run()
-            self._look_at_unknown(func, name, out, call)
+            out = self._run_unknown(call.run, func, name, operands, bool(call.carriers))
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
         elif reference is not None and not call.carriers:

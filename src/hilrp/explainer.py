@@ -20,7 +20,7 @@ from hilrp.errors import AuditWarning, BooksError, HilrpError, InputError, Model
 from hilrp.explanation import Explanation, mean_of
 from hilrp.ledger import OTHERS, Books, Ledger, Site
 from hilrp.passes import Outcome, Pass, input_names
-from hilrp.plain_passes import Comparison, Findings
+from hilrp.plain_passes import Comparison, Findings, samples_mix
 from hilrp.primitives.call import KnownLayers
 from hilrp.references import DEFAULT, Question, Reference, find
 from hilrp.rules import Rules
@@ -147,7 +147,13 @@ class Explainer:
         batch_size, x = check_input(x), ordinary(x)
         question = Question(self.model, x, target, batch_size)
         check_model(self.model)
-        return in_batches(self._at_once, question, self.reference, batch, self._fitted)
+        found = in_batches(self._at_once, question, self.reference, batch, self._fitted)
+        alone = batch_size > 1 and (batch == 1 or (batch == "auto" and 1 in self._fitted.values()))
+        if alone and self._checks and samples_mix(self.model, x, batch_size):
+            found.notes["samples see each other: explained one at a time, each has the map that it has alone"] = (
+                batch_size
+            )
+        return found
 
     def _at_once(self, question: Question, reference: Reference | None) -> Explanation:
         x, batch = question.x, question.batch
@@ -375,7 +381,7 @@ class Explainer:
         if self._audit == "off":
             return
         limit = found.limit
-        results = [t for t in tensors((found.relevance, found.score, found.output)) if t.is_floating_point()]
+        results = [t for t in tensors((found.relevance, found.score)) if t.is_floating_point()]
         if not all(bool(t.isfinite().all()) for t in results):
             self._unsound(self._find_non_finite(x, target, len(found.score), reference))
         elif reference is None and (message := zero_score(found.score)) is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from hilrp.errors import ModelError
 from hilrp.primitives.call import Level
@@ -34,15 +35,26 @@ def written(name: str, works_in_place: bool, args: tuple[Any, ...], kwargs: dict
     return list(args[:1]) if works_in_place or name == "setitem" else tensors(kwargs.get("out"))
 
 
+def with_target_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an in-place call with what it writes to in the first place, though it was given by name."""
+    name = next((name for name in ("input", "self", "tensor") if not args and name in kwargs), None)
+    return (args, kwargs) if name is None else ((kwargs[name],), {k: v for k, v in kwargs.items() if k != name})
+
+
 def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an in-place call (or one with ``out=``) and returns the tensor that stands for its target."""
     if tensors(kwargs.get("out")):
         rest = {key: value for key, value in kwargs.items() if key != "out"}
-        made = engine.apply(func, args, rest)
+        # An overload that is made for `out=` has one beside it that is not.
+        made = engine.apply(func.overloadpacket if isinstance(func, OpOverload) else func, args, rest)
         pairs = zip(tensors(kwargs["out"]), tensors(made), strict=True)
         stands = {id(new): _assign(engine, target, new) for target, new in pairs}
         return map_tensors(lambda t: stands[id(t)], made)
     target = args[0]
+    if name.endswith("="):
+        raise ModelError(
+            f"Something in {engine.path or '(model)'} sets a tensor's `.{name} ...`, which hilrp can't follow. Make a new tensor, or write with copy_()."
+        )
     if engine.tracker.is_detached(target) and name not in _RESHAPE:
         raise ModelError(
             f"`{name}` in {engine.path or '(model)'} writes to a tensor that shares its memory with another through detach() or "
@@ -61,7 +73,7 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
     if name in _ROUNDED:
         new = engine.exactly(new, _written(func, args, kwargs))
     if name in _RESHAPE:
-        engine.tracker.alias(target, new)
+        engine.tracker.reshape(target, new)
         return new
     return _assign(engine, target, new)
 
@@ -137,16 +149,18 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     tracker = engine.tracker
     root = target if target._base is None else target._base
     views = [view for view in tracker.views(root) if view is not target]
+    for view in (target, *views):
+        _check_form(engine, view, root)
     # A base that the model never held (a rule made it) needs no keeping.
     if not target.numel() or (not views and (root is target or not (tracker.varies(root) or root.is_leaf))):
         tracker.alias(target, new)
         return new
 
     family = [root, *views]
-    layouts = {id(view): tracker.layout(tracker.current(view)) for view in family}
+    layouts = {id(view): tracker.layout(tracker.memory(view)) for view in family}
     levels = _levels_of(engine, root)
     levels.as_strided(*_place(target, root)).fill_(_code(tracker.info(new)))
-    kept = None if target.numel() == root.numel() else tracker.current(root)
+    kept = None if target.numel() == root.numel() else tracker.memory(root)
     new_root = engine.apply(write, (kept, new, tuple(root.shape), root.stride(), *_place(target, root)), {})
     tracker.alias(root, new_root)
     tracker.regions.pop(id(root), None)
@@ -155,9 +169,9 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
         if view is not root:
             refresh(engine, view)
     for view in (target, *family):
-        info = tracker.info(tracker.current(view))
+        info = tracker.info(tracker.memory(view))
         if info is not None and not tracker.is_detached(view):
-            info.level = _decoded(int(levels.as_strided(*_place(view, root)).min()), info.level)
+            info.level = _decoded(int(levels.as_strided(*_place(view, root)).min()))
             info.layout = info.layout or layouts.get(id(view))  # the samples are where they were
     return tracker.current(target)
 
@@ -168,7 +182,7 @@ def level_of(tracker: Tracker, view: Tensor, otherwise: Level) -> Level:
     reference, levels = tracker.regions.get(id(base), (None, None))
     if base is None or levels is None or reference is None or reference() is not base or not view.numel():
         return otherwise
-    return _decoded(int(levels.as_strided(*_place(view, base)).min()), otherwise)
+    return _decoded(int(levels.as_strided(*_place(view, base)).min()))
 
 
 def _levels_of(engine: Engine, root: Tensor) -> Tensor:
@@ -177,7 +191,7 @@ def _levels_of(engine: Engine, root: Tensor) -> Tensor:
     So that a tensor whose halves are made gates one after the other is a gate in the end, and one that is partly a gate is a
     signal, as a concatenation of both would be.
     """
-    current = engine.tracker.current(root)
+    current = engine.tracker.memory(root)
     reference, levels = engine.tracker.regions.get(id(current), (None, None))
     if levels is not None and reference is not None and reference() is current:
         return levels.clone()
@@ -191,15 +205,26 @@ _FIXED, _CONSTANT = 50, 100
 
 
 def _code(info: Info | None) -> int:
-    return _CONSTANT if info is None else int(info.level) + (0 if info.carries else _FIXED)
+    if info is None or info.level is Level.CONSTANT:
+        return _CONSTANT
+    return int(info.level) + (0 if info.carries else _FIXED)
 
 
-def _decoded(code: int, otherwise: Level) -> Level:
-    return otherwise if code == _CONSTANT else Level(code - _FIXED if code > max(Level) else code)
+def _decoded(code: int) -> Level:
+    return Level.CONSTANT if code == _CONSTANT else Level(code - _FIXED if code > max(Level) else code)
 
 
 def _form(t: Tensor) -> tuple[Any, ...]:
     return tuple(t.shape), t.stride(), t.dtype, t.device
+
+
+def _check_form(engine: Engine, view: Tensor, root: Tensor) -> None:
+    """Raises where a view shows other numbers than those in memory: parts of complex ones, conjugates."""
+    if view.dtype != root.dtype or view.is_conj() != root.is_conj() or view.is_neg() != root.is_neg():
+        raise ModelError(
+            f"Something in {engine.path or '(model)'} writes to a complex tensor of which there is a view as real numbers or as its conjugate (real, imag, "
+            "view_as_real, conj), or to that view, which hilrp can't follow. Write to a clone() of it, or make a new one (torch.complex)."
+        )
 
 
 def _place(view: Tensor, root: Tensor) -> tuple[Any, ...]:
@@ -220,7 +245,8 @@ def refresh(engine: Engine, view: Tensor) -> Tensor:
     """Takes a view anew from the tensor that stands for its base."""
     root = engine.tracker.root(view)
     assert root is not None
-    new = engine.apply(torch.as_strided, (engine.tracker.current(root), *_place(view, root)), {})
+    _check_form(engine, view, root)
+    new = engine.apply(torch.as_strided, (engine.tracker.memory(root), *_place(view, root)), {})
     if engine.tracker.is_detached(view):
         new = engine.apply(Tensor.detach, (new,), {})
     engine.tracker.alias(view, new)

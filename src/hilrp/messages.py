@@ -74,6 +74,11 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     # torch's own nodes end in a digit (MulBackward0); a custom function's is named after its class.
     custom = function is not None or origin.endswith("Backward")
     source = "a custom autograd.Function" if custom else "code that was scripted, compiled or mapped, or an extension's"
+    if origin == "BackwardHookFunctionBackward":
+        return AuditError(
+            f"The module {place(path)}, or one around it, has a full backward hook (register_full_backward_hook), which may change gradients: relevance would be "
+            'what the hook makes of it. Remove the hook (its handle has remove()), or accept that with audit="warn".'
+        )
     registered = "TheModuleClass" if function is None else function.__name__
     return AuditError(
         f"A tensor that `{consumer}` uses in {place(path)} depends on the input through operations that hilrp did not see: "
@@ -82,6 +87,14 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
         f'    hilrp.register({registered}, "activation")   # or a surrogate function of the same arguments (a module comes first)\n'
         "or use the plain Python form of that code (many libraries have a switch for it), or accept the raw gradient with "
         'audit="warn".'
+    )
+
+
+def changed_gradient(path: str) -> AuditError:
+    """A hook of the model's that changes gradients."""
+    return AuditError(
+        f"A hook on a tensor in {place(path)} changes gradients (register_hook): relevance would be what the hook makes of it, not what the rules say. "
+        'Remove the hook, or accept that with audit="warn".'
     )
 
 

@@ -20,7 +20,7 @@ from hilrp.layout import Layout
 from hilrp.ledger import Books, Ledger, Site
 from hilrp.memory import shortage
 from hilrp.primitives.call import KnownLayers
-from hilrp.primitives.functions import live_layers
+from hilrp.primitives.functions import graph_nodes, live_layers
 from hilrp.primitives.layers import watch
 from hilrp.rules import Rules
 from hilrp.stages import channels_last, stream_name, streams, to_map
@@ -89,6 +89,7 @@ class Pass:
         score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
         classes: The explained classes, where the target is one; ``against``: what they are contrasted with.
         output: The model's output, without a graph.
+        dtypes: The types that the score was computed in.
         sums: Stage -> sum of relevance per sample, after `backward`.
         maps: Stage -> relevance map, after `backward`.
     """
@@ -144,6 +145,7 @@ class Pass:
         if layers is None and engine.layers.count:
             engine.layers.settle(live_layers(score.grad_fn))
         self._graph, self.score = score, score.detach()
+        self.dtypes = self._dtypes(checkpoints)
         self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against
         self._chosen = None if found.classes is None else Checked(found.classes, found.against)
@@ -153,6 +155,15 @@ class Pass:
         self.output = map_objects(lambda t: engine.current(t).detach(), output)
         engine.release()
         books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
+
+    def _dtypes(self, checkpoints: frozenset[int]) -> set[torch.dtype]:
+        """The types that the score was computed in: of several, those on the way from the input to it."""
+        met = self.engine.dtypes
+        if len(met) == 1 or checkpoints:  # of modules that run again the graph shows the outside alone
+            return met
+        nodes = graph_nodes(self._graph.grad_fn)
+        found = {data.dtype for node in nodes for data in getattr(node, "_input_metadata", ()) if data is not None}
+        return {dtype for dtype in met if dtype in found or dtype.is_complex} or met
 
     def backward(self, sample: int | None = None) -> tuple[Any, dict[str, Tensor]]:
         """Relevance in the form of the input, and the sum of each input's per sample.
@@ -197,8 +208,8 @@ class Pass:
         relevance, pixels = self.backward()
         del self._graph  # modules that run again hold this pass, and the graph holds them
         ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
-        limit = tolerance(self.engine.dtypes, self.score.device)
-        numbers = [t for t in tensors((relevance, self.score, self.output)) if t.is_floating_point()]
+        limit = tolerance(self.dtypes, self.score.device)
+        numbers = [t for t in tensors((relevance, self.score)) if t.is_floating_point()]
         flags = [t.isfinite().all() for t in numbers]
         flags += [(ledger.leak <= limit).all(), (ledger.residual <= limit).all()]
         if self.reference_score is None:

@@ -21,6 +21,7 @@ from hilrp.errors import AuditError, HilrpError
 from hilrp.memory import shortage
 from hilrp.passes import Outcome, as_written, autocast_without_cache, call_model
 from hilrp.targets import Target, logits_of, score_of
+from hilrp.targets.classes import is_own
 from hilrp.tree import map_tensors, tensors
 
 
@@ -95,34 +96,43 @@ class Comparison:
         memory = _memory.setdefault(self.model, _Memory())
         form = self._form()
         first = anew or form not in memory.checked
-        findings = Findings()
+        findings = Findings(notes=[messages.read_out(where) for where in self.found.read_outs])
         doubtful = bool(self.found.read_outs or self.found.strangers)
-        findings.notes += map(messages.read_out, self.found.read_outs)
+        related = self.reference is not None and (first or doubtful)
+        unknown = [each for each in self.found.strangers if anew or not memory.knows(*each)]
         mixing = self.batch > 1 and (first or doubted or form not in memory.mixed)
-        with _as_it_was(self.x):
-            try:
-                plain = self._output(self.x) if first or mixing else None
-                if first:
-                    self._check_score(plain, findings)
-                if self.reference is not None and (first or doubtful):
-                    self._check_reference(findings)
-            except Exception as error:
-                if isinstance(error, HilrpError) or shortage(error):
-                    raise
-                findings.unchecked.append(f"anything beside a plain pass, which raised {type(error).__name__}: {error}")
-                return findings
-            if self.found.strangers and (anew or not all(memory.knows(*each) for each in self.found.strangers)):
-                self._check_strangers(findings)
-                if not findings.errors:
-                    memory.constant = {}
-                    for place, t in self.found.strangers:
-                        memory.constant.setdefault(place, []).append(t)
-            if mixing:
-                memory.mixed[form] = self._mixes(plain, findings)
+        if first or related or unknown or mixing:
+            with _as_it_was(self.x):
+                try:
+                    self._compare(first, related, bool(unknown), mixing, findings)
+                except Exception as error:
+                    if isinstance(error, HilrpError) or shortage(error):
+                        raise
+                    reason = f"anything beside a plain pass, which raised {type(error).__name__}: {error}"
+                    findings.unchecked.append(reason)
+                    return findings
+        if unknown and not findings.errors:
+            memory.constant = {}
+            for place, t in self.found.strangers:
+                memory.constant.setdefault(place, []).append(t)
+        if mixing:
+            memory.mixed[form] = findings.mixed
         findings.mixed = memory.mixed.get(form, False)
         if not findings.errors and not findings.unchecked:
             memory.checked.add(form)
         return findings
+
+    def _compare(self, first: bool, related: bool, unknown: bool, mixing: bool, findings: Findings) -> None:
+        """Runs the model; on the input last, so that what it keeps of a call is of that one."""
+        if related:
+            self._check_reference(findings)
+        if unknown:
+            self._check_strangers(findings)
+        changed = self._scores_of_changed(findings) if mixing else []
+        plain = self._output(self.x)
+        if first:
+            self._check_score(plain, findings)
+        findings.mixed = self._mixes(plain, changed, findings)
 
     def _form(self) -> Hashable:
         kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(self.x))
@@ -135,18 +145,7 @@ class Comparison:
         return kinds, structure, target, self.batch > 1, self.reference is not None, autocast
 
     def _output(self, x: Any) -> Any:
-        """What the model returns without the engine, in inference or, where it needs gradients (hooks on them), with those."""
-        with torch.inference_mode(False), as_written(), autocast_without_cache():
-            try:
-                with torch.no_grad():
-                    return call_model(self.model, map_tensors(lambda t: t.detach().clone(), x))
-            except RuntimeError as error:
-                if shortage(error):
-                    raise
-            with torch.enable_grad():
-                return call_model(
-                    self.model, map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()) * 1, x)
-                )
+        return _output(self.model, x)
 
     def _score(self, output: Any) -> Tensor:
         target = self.target if callable(self.target) else self.found.chosen
@@ -158,8 +157,7 @@ class Comparison:
         scale = torch.maximum(self.found.score.abs(), score.abs()).double().nan_to_num(0.0, 0.0, 0.0)
         if callable(self.target):
             return scale
-        # The median: a class that is masked out has a huge score.
-        return torch.maximum(scale, logits_of(output).detach().reshape(self.batch, -1).abs().double().median(1).values)
+        return torch.maximum(scale, _median(logits_of(output).detach().reshape(self.batch, -1).double()))
 
     def _apart(self, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
         """Whether two scores differ by more than rounding, for each sample."""
@@ -172,7 +170,7 @@ class Comparison:
         ours, theirs = (logits_of(each).detach().reshape(self.batch, -1).double() for each in (explained, plain))
         if ours.shape != theirs.shape:
             return torch.ones(self.batch, dtype=torch.bool, device=ours.device)
-        scale = torch.maximum(theirs.abs(), theirs.abs().median(1, keepdim=True).values)
+        scale = torch.maximum(theirs.abs().nan_to_num(0.0, 0.0, 0.0), _median(theirs)[:, None])
         return self._apart(theirs, ours, scale).any(1)
 
     # What is compared ---------------------------------------------------------------------------------------------
@@ -215,9 +213,13 @@ class Comparison:
         apart = self._apart(score, followed, scale)
         if not callable(self.target):
             apart = apart | self._other_logits(plain, self.found.reference_output)
-        if bool(apart.any()) and callable(self.target) and self._same_output(plain, scale):
-            return  # the target chooses by the input what it asks for
         if not bool(apart.any()):
+            return
+        if callable(self.target) and self._same_output(plain, scale):
+            if not is_own(self.target):  # ours choose by the input what they ask for
+                findings.unchecked.append(
+                    "the reference's score: the target reads numbers out of the output, and is another function there"
+                )
             return
         again = self._score(self._output(self.reference))
         if bool(self._apart(score, again, scale).any()):
@@ -245,57 +247,127 @@ class Comparison:
             findings.notes.append(f"held fixed, and without relevance: {held}")
             return
         try:
-            others = self.follow(map_tensors(self._changed, self.x))
+            others = self.follow(map_tensors(partial(_changed, batch=self.batch), self.x))
         except Exception as error:
             if shortage(error):
                 raise
             findings.unchecked.append("whether tensors from outside the pass depend on the input")
             return
-        same: dict[str, list[Tensor]] = {}
-        for place, t in others:
-            same.setdefault(place, []).append(t)
         # What a model keeps between calls comes from elsewhere the second time only.
-        places = [
-            place
-            for place, t in self.found.strangers
-            if not any(t.shape == o.shape and torch.equal(t, o) for o in same.get(place, ()))
-        ]
-        if places:
+        others = [each for each in self.found.strangers if not _is_among(each, others)]
+        if not others:
+            return
+        again = self.follow(self.x)
+        places = [place for place, _ in others]
+        random = [place for place, t in others if not _is_among((place, t), again)]
+        if random:
+            findings.unchecked.append(
+                f"whether tensors from outside the pass depend on the input: those that {', '.join(dict.fromkeys(random))} use change from call to call"
+            )
+        else:
             findings.errors.append(messages.unseen_origin(places))
 
-    def _mixes(self, plain: Any, findings: Findings) -> bool:
-        """Whether a sample's score changes with the others: half of them are changed, then the other half."""
-        score = self._score(plain)
-        scale = self._scale(score, plain)
+    def _scores_of_changed(self, findings: Findings) -> list[tuple[Tensor, Tensor]]:
+        """Which samples were kept, and all scores: half of the samples are changed, then the other half."""
+        found = []
         for parity in (0, 1):
-            kept = torch.arange(self.batch, device=score.device) % 2 == parity
+            kept = torch.arange(self.batch, device=self.found.score.device) % 2 == parity
             try:
-                other = self._score(self._output(map_tensors(partial(self._changed, kept=kept), self.x)))
+                output = self._output(map_tensors(partial(_changed, batch=self.batch, kept=kept), self.x))
             except Exception as error:
                 if shortage(error):
                     raise
                 findings.unchecked.append("whether samples see each other: the model does not run on a changed batch")
+                return []
+            found.append((kept, self._score(output)))
+        return found
+
+    def _mixes(self, plain: Any, changed: list[tuple[Tensor, Tensor]], findings: Findings) -> bool:
+        """Whether a sample's score changes with the others."""
+        if not changed:
+            return False
+        score = self._score(plain)
+        scale = self._scale(score, plain)
+        moved = [kept & self._apart(score, other, scale) & other.isfinite() for kept, other in changed]
+        if not bool(torch.stack(moved).any()):
+            return False
+        again = self._score(self._output(self.x))
+        if bool(self._apart(score, again, scale).any()):
+            findings.unchecked.append("whether samples see each other: the model isn't deterministic")
+            return False
+        return True
+
+
+def samples_mix(model: nn.Module, x: Any, batch: int) -> bool:
+    """Whether the output of the first of two samples changes with the second; of a model that is random, or doesn't take two, no."""
+    two = map_tensors(lambda t: t[:2] if t.shape[:1] == (batch,) else t, x)
+    kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(x))
+    known = _memory.setdefault(model, _Memory()).mixed
+    if kinds not in known:
+        first = torch.tensor([True, False])
+        with _as_it_was(x):
+            try:
+                other, again, plain = (
+                    [
+                        t[0].double()
+                        for t in tensors(_output(model, each))
+                        if t.is_floating_point() and t.shape[:1] == (2,)
+                    ]
+                    for each in (map_tensors(partial(_changed, batch=2, kept=first), two), two, two)
+                )
+            except Exception as error:
+                if shortage(error):
+                    raise
                 return False
-            moved = kept & self._apart(score, other, scale) & other.isfinite()
-            if bool(moved.any()):
-                again = self._score(self._output(self.x))
-                if bool(self._apart(score, again, scale).any()):
-                    findings.unchecked.append("whether samples see each other: the model isn't deterministic")
-                    return False
-                return True
-        return False
+        known[kinds] = all(map(torch.equal, again, plain)) and not all(
+            torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()), equal_nan=True)
+            for a, b in zip(other, plain, strict=True)
+        )
+    return known[kinds]
 
-    def _changed(self, t: Tensor, kept: Tensor | None = None) -> Tensor:
-        """An input with samples changed, but those that are kept.
 
-        They are mirrored, negated, paler and shifted, so that neither a mean nor a mean square stays what it was.
-        """
-        if not t.is_floating_point() or t.shape[:1] != (self.batch,):
-            return t
-        other = 0.3 * t.detach().abs().amax() - 0.5 * t.detach().flip(-1)
-        rows = (other == t).reshape(self.batch, -1).all(1).reshape(-1, *[1] * (t.ndim - 1))
-        other = torch.where(rows, other + 1, other)
-        return other if kept is None else torch.where(kept.to(t.device).reshape(rows.shape), t.detach(), other)
+def _output(model: nn.Module, x: Any) -> Any:
+    """What the model returns without the engine, in inference or, where it needs gradients (hooks on them), with those."""
+    with torch.inference_mode(False), as_written(), autocast_without_cache():
+        try:
+            with torch.no_grad():
+                return call_model(model, map_tensors(lambda t: t.detach().clone(), x))
+        except RuntimeError as error:
+            if shortage(error):
+                raise
+            without_gradients = error
+        try:
+            with torch.enable_grad():
+                return call_model(
+                    model,
+                    map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()) * 1, x),
+                )
+        except RuntimeError:
+            raise without_gradients from None
+
+
+def _changed(t: Tensor, batch: int, kept: Tensor | None = None) -> Tensor:
+    """An input with samples changed, but those that are kept.
+
+    They are mirrored, negated, paler and shifted, so that neither a mean nor a mean square stays what it was.
+    """
+    if not t.is_floating_point() or t.shape[:1] != (batch,):
+        return t
+    other = 0.3 * t.detach().abs().amax() - 0.5 * t.detach().flip(-1)
+    rows = (other == t).reshape(batch, -1).all(1).reshape(-1, *[1] * (t.ndim - 1))
+    other = torch.where(rows, other + 1, other)
+    return other if kept is None else torch.where(kept.to(t.device).reshape(rows.shape), t.detach(), other)
+
+
+def _median(logits: Tensor) -> Tensor:
+    """The size of most scores of each sample: a class that is masked out has a huge one, or none at all."""
+    finite = torch.where(logits.isfinite(), logits.abs(), torch.nan)
+    return finite.nanmedian(1).values.nan_to_num(0.0)
+
+
+def _is_among(stranger: tuple[str, Tensor], others: list[tuple[str, Tensor]]) -> bool:
+    place, t = stranger
+    return any(place == where and t.shape == o.shape and torch.equal(t, o) for where, o in others)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ _BY_NATURE = {
 }
 #: What they hold fixed by the levels of their factors. A signal beside values that attention has mixed is their query.
 _BY_LEVEL = {
+    Level.CONSTANT: "constants",
     Level.ATTENTION: "attention weights",
     Level.GATE: "gate",
     Level.FEATURE: "non-negative features",

@@ -16,6 +16,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
@@ -37,6 +38,7 @@ from hilrp.layout import (
 from hilrp.primitives import bilinear, composite, normalisation, reindexing
 from hilrp.primitives.call import Call, Level
 from hilrp.primitives.composite import Surrogate
+from hilrp.tree import tensors
 
 Rule = Callable[[Call], Any]
 Follow = Callable[[Placed, Tensor, int, Any, Any], Layout | None]
@@ -69,7 +71,7 @@ class Row:
 
 
 L, B, N, R, T = Primitive
-_, SIGNAL, FEATURE, GATE, _, ATTENTION = Level
+_, SIGNAL, FEATURE, GATE, _, ATTENTION, _ = Level
 
 _ROWS: list[tuple[Row, str]] = [
     # Linear maps ---------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, reindexing.native, traced, GATE), "std"),
     (Row(N, normalisation.norm, traced, GATE), "norm linalg_norm linalg_vector_norm"),
     (Row(N, normalisation.stop, aligned, normalisation.reciprocal_level), "rsqrt reciprocal"),
-    (Row(N, normalisation.stop, aligned, GATE), "log log2 log10 log_softmax floor ceil round trunc sign"),
+    (Row(N, normalisation.stop, aligned, GATE), "log log2 log10 log_softmax floor ceil round trunc sign bernoulli"),
     (Row(N, normalisation.stop, traced, GATE), "logsumexp"),
     # Selections: homogeneous of degree one, so that the native backward is exact ------------------------------
     (Row(N, reindexing.native, aligned, FEATURE), "relu abs"),
@@ -178,7 +180,7 @@ _SYNONYMS = {
 #: Operations that take only shape and type from their operands: what they make is a constant.
 CREATION = frozenset(
     "zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
-    "new_tensor new_empty_strided bernoulli".split()
+    "new_tensor new_empty_strided".split()
 )
 #: Operations that take only shape or type from their second operand.
 SHAPED_BY_SECOND = frozenset("type_as to expand_as view_as reshape_as broadcast_to".split())
@@ -187,13 +189,32 @@ SHAPED_BY_SECOND = frozenset("type_as to expand_as view_as reshape_as broadcast_
 QUERIES = frozenset(
     "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout is_cuda is_floating_point is_complex "
     "is_contiguous is_nested is_sparse is_quantized is_meta is_mkldnn is_mps is_xla is_cpu is_leaf is_inference requires_grad grad_fn "
-    "grad names itemsize element_size get_device len format repr hash id "
+    "grad names itemsize element_size get_device len hash id "
     "retains_grad _version _base _is_view is_same_size is_shared is_pinned output_nr _backward_hooks is_conj is_neg "
     "_has_compatible_shallow_copy_type dim_order nbytes has_names is_tensor dlpack_device array_priority register_hook retain_grad".split()
 )
 #: Calls that take a tensor's values out of torch: as Python numbers, as an array, or as an address in memory. Any other
 #: call that returns no tensor does so, too (``torch.equal``); these would fail on a tensor with a graph.
-READ_OUTS = frozenset("item tolist numpy array dlpack data_ptr untyped_storage storage".split())
+READ_OUTS = frozenset("item tolist numpy array dlpack data_ptr untyped_storage storage format repr".split())
+#: Operations whose result has a shape that depends on values: each of its sizes is a number that leaves torch.
+SHAPED_BY_VALUES = frozenset(
+    "nonzero argwhere where unique unique_consecutive _unique2 masked_select getitem repeat_interleave bincount torchvision::nms".split()
+)
+#: In-place operations that leave nothing of what was there.
+FILLS = frozenset(
+    "zero fill uniform normal bernoulli exponential random cauchy log_normal geometric kaiming_uniform kaiming_normal xavier_uniform "
+    "xavier_normal trunc_normal constant ones zeros eye dirac orthogonal sparse".split()
+)
+
+
+def shaping(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Of the operands of such an operation those whose values its result's shape depends on."""
+    operands = tensors((args, kwargs))
+    if name == "getitem":
+        return [t for t in operands[1:] if t.dtype in (torch.bool, torch.uint8)]
+    if name == "where":
+        return operands if len(args) + len(kwargs) == 1 else []
+    return operands[1:] if name in ("masked_select", "repeat_interleave") else operands
 
 
 @lru_cache(maxsize=4096)
@@ -214,7 +235,9 @@ def operation_name(func: Callable[..., Any]) -> tuple[str, bool]:
     else:
         name = getattr(func, "__name__", repr(func))
         if name in ("__get__", "__set__"):
-            return func.__self__.__name__, False  # type: ignore[attr-defined]
+            attribute = func.__self__.__name__  # type: ignore[attr-defined]
+            is_set = name == "__set__" and attribute not in QUERIES
+            return (f"{attribute} =", True) if is_set else (attribute, False)
     in_place = False
     if name.startswith("__") and name.endswith("__"):
         # Tensor.float() casts; float(tensor) reads a number out.

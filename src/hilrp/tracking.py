@@ -24,6 +24,10 @@ def writes_to(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def _root(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
 @dataclass(slots=True)
 class Info:
     """What is known of a tensor that depends on the input.
@@ -79,7 +83,10 @@ class Tracker:
         self._input_nodes: list[Any] = []
         self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._choices: dict[int, weakref.ref[Tensor]] = {}
+        self._reshaped: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._constants: dict[int, weakref.ref[Tensor]] = {}
+        #: By the identity of a constant's memory, torch's count of writes to it that the engine saw.
+        self._writes: dict[int, int] = {}
         self._used: dict[int, weakref.ref[Tensor]] = {}
         #: Of tensors that were written to in parts, the gate level of each element.
         self.regions: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
@@ -128,24 +135,25 @@ class Tracker:
         return bool(self._choices)
 
     def make(self, tensor: Tensor) -> None:
-        """Enters a constant that was made while the engine looked on."""
+        """Enters a constant that was made, or written to, while the engine looked on."""
         self._constants[id(tensor)] = weakref.ref(tensor)
+        self._writes[id(_root(tensor))] = writes_to(tensor)
 
     def use(self, tensor: Tensor) -> None:
         """Notes a constant that a graph may keep, so that it must not be written to."""
-        root = tensor if tensor._base is None else tensor._base
+        root = _root(tensor)
         self._used[id(root)] = weakref.ref(root)
 
     def is_used(self, tensor: Tensor) -> bool:
         """Whether a graph may keep a constant, or another part of its memory."""
-        root = tensor if tensor._base is None else tensor._base
+        root = _root(tensor)
         found = self._used.get(id(root))
         return found is not None and found() is root
 
     def is_made(self, tensor: Tensor) -> bool:
-        """Whether the engine saw a constant being made."""
+        """Whether the engine saw a constant being made, and all that was written to it since."""
         found = self._constants.get(id(tensor))
-        return found is not None and found() is tensor
+        return found is not None and found() is tensor and self._writes[id(_root(tensor))] == writes_to(tensor)
 
     def watch(self, leaf: Tensor, layout: Layout | None, reference: Tensor | None = None) -> Tensor:
         """The model's input for this pass: a copy of ``leaf`` that is tracked, so that the model may write to it."""
@@ -198,7 +206,13 @@ class Tracker:
     # In-place operations --------------------------------------------------------------------------------------
 
     def current(self, tensor: Tensor) -> Tensor:
-        """The tensor that stands for this one after in-place operations."""
+        """The tensor that stands for this one after in-place operations, in the shape that they gave it."""
+        while (found := self._reshaped.get(id(tensor)) or self._aliases.get(id(tensor))) and found[0]() is tensor:
+            tensor = found[1]
+        return tensor
+
+    def memory(self, tensor: Tensor) -> Tensor:
+        """The tensor that holds what is in this one's memory, in its first shape: that of its views."""
         while (found := self._aliases.get(id(tensor))) is not None and found[0]() is tensor:
             tensor = found[1]
         return tensor
@@ -208,10 +222,15 @@ class Tracker:
         key, table = id(old), self._aliases
         table[key] = (weakref.ref(old, lambda _: table.pop(key, None)), new)
 
+    def reshape(self, old: Tensor, new: Tensor) -> None:
+        """From now on the model's name for ``old`` means ``new``, a view of it; other views still are views of ``old``."""
+        key, table = id(old), self._reshaped
+        table[key] = (weakref.ref(old, lambda _: table.pop(key, None)), new)
+
     @property
     def has_aliases(self) -> bool:
         """Whether any tensor stands for another."""
-        return bool(self._aliases)
+        return bool(self._aliases or self._reshaped)
 
     def views(self, root: Tensor) -> list[Tensor]:
         """The live views of a tensor that the engine has met, detached ones among them."""
@@ -222,6 +241,6 @@ class Tracker:
         """Lets go of the pass's tensors."""
         for table in (
             self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references, self._choices,
-            self._constants, self._used, self.regions,
+            self._constants, self._writes, self._used, self.regions, self._reshaped,
         ):  # fmt: skip
             table.clear()

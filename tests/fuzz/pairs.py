@@ -15,6 +15,7 @@ from fuzz.checks import (
     check_prediction,
     check_reference,
     check_same,
+    digits_lost,
     gradient_times_input,
     ill_conditioned,
     references,
@@ -94,6 +95,7 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
     with torch.no_grad():
         if not bool(run(case.model, reference).isfinite().all()) or ill_conditioned(case, twin, reference):
             return []
+    lost = digits_lost(case, reference)
     findings, found = check_reference(case, name, reference)
     findings = [Finding(each.kind, f"[{kind}] {each.detail}") for each in findings]
     if found is None:
@@ -102,17 +104,19 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
     findings += [Finding(f"{each.kind}, out of place", f"[{kind}] {each.detail}") for each in others]
     if functional is not None:
         findings += check_same(
-            f"in place and out of place ({name}, {kind})", found.relevance, functional.relevance, found.score
+            f"in place and out of place ({name}, {kind})", found.relevance, functional.relevance, found.score, lost
         )
     dead = case.of(Model(with_dead_branch(program)).eval())
-    _, beside = check_reference(dead, name, reference)
+    others, beside = check_reference(dead, name, reference)
+    findings += [Finding(f"{each.kind}, dead branch", f"[{kind}] {each.detail}") for each in others]
     if beside is not None:
-        findings += check_same(f"dead branch ({name}, {kind})", found.relevance, beside.relevance, found.score)
+        findings += check_same(f"dead branch ({name}, {kind})", found.relevance, beside.relevance, found.score, lost)
     if program.batch > 1:
-        _, alone = check_reference(case.sample(program.batch - 1), name, reference[-1:])
+        others, alone = check_reference(case.sample(program.batch - 1), name, reference[-1:])
+        findings += [Finding(f"{each.kind}, alone", f"[{kind}] {each.detail}") for each in others]
         if alone is not None:
             findings += check_same(
-                f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score
+                f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score, lost
             )
     return findings
 

@@ -42,6 +42,8 @@ class Level(IntEnum):
     RECIPROCAL = 3
     #: Attention weights: where products are split evenly, they are the gates that keep their share.
     ATTENTION = 4
+    #: A part of a tensor that holds nothing but constants, though others of its elements depend on the input.
+    CONSTANT = 5
 
 
 class Reference(NamedTuple):

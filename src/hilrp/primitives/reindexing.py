@@ -7,6 +7,7 @@ linear without constants; a maximum, a relu or a norm is homogeneous of degree o
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from hilrp.primitives.call import Call, Level
 from hilrp.primitives.functions import linearised
 from hilrp.primitives.secant.functions import shared
+from hilrp.tree import tensors
 
 
 def native(call: Call) -> Any:
@@ -86,10 +88,41 @@ def hypot(call: Call) -> Tensor:
 
 def affine(call: Call, kind: str = "constant") -> Any:
     """An affine map ``y = A a + c`` of any form (cat, pad, where, masked_fill): the constant is its value at zero."""
-    y = call.run()
+    call, y = placed(call)
     if isinstance(y, Tensor) and y.requires_grad and _has_constant(call):
         call.book(y, call.at_zero(), kind)
     return y
+
+
+def placed(call: Call) -> tuple[Call, Any]:
+    """An affine call and its result; a call that writes to places by index becomes a selection from what was there and what is written.
+
+    Of several writes to one place the last counts, but torch's backward gives all of them their part.
+    """
+    numbers = [t for t in call.operands if t.is_floating_point() or t.is_complex()]
+    plain = call.kwargs.get("reduce") is None and not (
+        call.name == "index_put" and call.argument(3, "accumulate", False)
+    )
+    if call.name not in _PLACED or len(numbers) < 2 or not plain:
+        return call, call.run()
+    with torch.no_grad():
+        ends = list(itertools.accumulate(t.numel() for t in numbers))
+        places = {
+            id(t): torch.arange(end - t.numel(), end, device=t.device).reshape(t.shape)
+            for t, end in zip(numbers, ends, strict=True)
+        }
+        sources = call.run(lambda t: places.get(id(t), t))
+
+    def taken(*args: Any, **kwargs: Any) -> Tensor:
+        given = [t for t in tensors((args, kwargs)) if t.is_floating_point() or t.is_complex()]
+        return torch.cat([t.to(given[0].dtype).flatten() for t in given])[sources]
+
+    selection = replace(call, func=taken)
+    return selection, linearised(selection.run(), call.value())
+
+
+#: Operations that write to places by index.
+_PLACED = frozenset(["scatter", "index_copy", "index_put", "set_item"])
 
 
 def _has_constant(call: Call) -> bool:

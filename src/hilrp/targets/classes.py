@@ -101,6 +101,11 @@ def score_of(output: Any, target: Target, batch: int) -> Score:
     if callable(target):
         return Score(_scalar_per_sample(target(output), batch))
     logits = logits_of(output)
+    if not logits.is_floating_point():
+        raise TargetError(
+            f"The model's output holds {logits.dtype}, not scores of classes. Pass target=function, which takes the output and returns one scalar per sample "
+            "(of complex numbers for instance output.abs()[:, 0])."
+        )
     if logits.ndim == 1 and logits.shape[0] == batch:
         logits = logits.unsqueeze(1)
     if logits.ndim != 2 or logits.shape[0] != batch:

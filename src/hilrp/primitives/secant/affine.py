@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hilrp.primitives.call import Call
 from hilrp.primitives.functions import linearised
-from hilrp.primitives.reindexing import spread
+from hilrp.primitives.reindexing import placed, spread
 from hilrp.tree import tensors
 
 Rule = Callable[[Call], Any]
@@ -22,7 +22,7 @@ def affine(call: Call) -> Any:
 
     Where a mask or an index is another one in the reference pass, what that changes is booked.
     """
-    y = call.run()
+    call, y = placed(call)
     assert call.reference is not None
     if not call.reference.choosing:
         return y

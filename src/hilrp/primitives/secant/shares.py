@@ -56,7 +56,8 @@ def shared(call: Call, operands: list[Tensor], slopes: list[Tensor]) -> Tensor:
 
 def sized(call: Call, carriers: list[Tensor], y: Tensor) -> tuple[list[Tensor], Tensor]:
     """Slopes by which each operand gets a part by the size of its change, and the sum of these sizes."""
-    changes = [call.difference(t) for t in carriers]
+    # What isn't defined on one of the two (the logarithm in a branch that isn't taken) has no size.
+    changes = [call.difference(t).nan_to_num(0.0, 0.0, 0.0) for t in carriers]
     total = torch.stack([c.abs().expand_as(y) for c in changes]).sum(0)
     moved = ((y - call.output_before) / torch.where(total > 0, total, 1)).nan_to_num_(0.0, 0.0, 0.0)
     return [moved * c.sign() for c in changes], total
