@@ -135,14 +135,11 @@ def test_contrasts_and_functions_see_what_was_written():
 def test_a_score_that_is_not_the_models_is_an_error():
     """A state that changes from call to call: what was explained is not what the model gives."""
 
-    class Counting(Model):
-        calls = 0
-
+    class Doubling(Model):
         def forward(self, x):
-            self.calls += 1
             return super().forward(x) * (1 if torch.is_grad_enabled() else 2)
 
-    model = Counting(lambda self, z, x: z).to(F64).eval()
+    model = Doubling(lambda self, z, x: z).to(F64).eval()
     with pytest.raises(hilrp.AuditError, match=r"explained score of sample 0 is .* the model itself gives"):
         hilrp.explain(model, pictures())
     with pytest.warns(hilrp.AuditWarning, match="the model itself gives"):
@@ -159,7 +156,7 @@ def test_another_class_than_the_predicted_is_an_error():
             return z if torch.is_grad_enabled() else z.flip(1)
 
     model = Turning(lambda self, z, x: z).to(F64).eval()
-    with pytest.raises(hilrp.AuditError, match=r"explained (class|score) of sample"):
+    with pytest.raises(hilrp.AuditError, match="explained class of sample"):
         hilrp.explain(model, pictures())
 
 

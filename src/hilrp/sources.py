@@ -74,7 +74,8 @@ def _imports(name: str, modules: dict[str, Path]) -> Iterator[str]:
             yield origin
             yield from (f"{origin}.{each.name}" for each in node.names)
         else:
-            yield from _named(node.args[0], modules)
+            given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "name")]
+            yield from (name for argument in given[:1] for name in _named(argument, modules))
 
 
 def _named(argument: ast.expr, modules: dict[str, Path]) -> Iterator[str]:

@@ -23,6 +23,8 @@ _KEPT = 5.0
 _answers: dict[tuple[str, int], tuple[float, str | None]] = {}
 #: Those who need the hub's client to look into its cache alone: its switch is one for all threads.
 _users: set[object] = set()
+#: What the switch was before the first of them came.
+_before = False
 _lock = threading.Lock()
 
 
@@ -34,9 +36,17 @@ def unreachable(url: str) -> str | None:
     host, port = _first_hop(url)
     asked, why = _answers.get((host, port), (0.0, None))
     if not asked or time.monotonic() - asked > _KEPT:
-        why = _refusal(host, port, float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 2.0))
+        why = _refusal(host, port, _patience())
         _answers[host, port] = time.monotonic(), why
     return f"{host} can't be reached: {why}" if why else None
+
+
+def _patience() -> float:
+    """For how many seconds a connection is waited for: two, where the setting is no number."""
+    try:
+        return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 2.0)
+    except ValueError:
+        return 2.0
 
 
 def in_cache(url: str) -> bool:
@@ -59,8 +69,13 @@ def hub() -> str | None:
 @contextmanager
 def cache_only() -> Iterator[None]:
     """Lets the client of the hub look into its cache alone, as ``HF_HUB_OFFLINE=1`` does, while the context lasts."""
+    global _before
+    from huggingface_hub import constants
+
     own = object()
     with _lock:
+        if not _users:
+            _before = constants.HF_HUB_OFFLINE
         _users.add(own)
         _set_offline(True)
     try:
@@ -68,7 +83,7 @@ def cache_only() -> Iterator[None]:
     finally:
         with _lock:
             _users.remove(own)
-            _set_offline(bool(_users))
+            _set_offline(True if _users else _before)
 
 
 def _set_offline(value: bool) -> None:
