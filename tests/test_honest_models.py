@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import hilrp
 from nets import Net, net, pictures
@@ -41,9 +42,28 @@ def overload_with_out(self: Net, x: Tensor) -> Tensor:
     return self.logits(out)
 
 
+def product_with_out(self: Net, x: Tensor) -> Tensor:
+    h = self.conv(x)
+    return self.logits(torch.matmul(h, h, out=torch.empty_like(h)))
+
+
+def slopes_of_the_input(self: Net, x: Tensor) -> Tensor:
+    fixed = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).reshape(x.shape)
+    return self.logits(F.prelu(fixed, x.mean((0, 2, 3))))
+
+
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize(
-    "body", [masked, root_where_defined, logarithm_where_defined, layer_made_inside, overload_with_out]
+    "body",
+    [
+        product_with_out,
+        slopes_of_the_input,
+        masked,
+        root_where_defined,
+        logarithm_where_defined,
+        layer_made_inside,
+        overload_with_out,
+    ],
 )
 def test_it_is_explained(body: Body, rules: str) -> None:
     for itemised in (False, True):
@@ -137,11 +157,27 @@ def assigned_once(self: Net, x: Tensor) -> Tensor:
     return self.head(torch.cat([h[:, 4:6] * 2, h[:, 2:]], 1))
 
 
+def beside_a_detached_view(self: Net, x: Tensor) -> Tensor:
+    h = self.conv(x)
+    part = h.detach()[..., :1]
+    h.add_(1)
+    first = part * 1
+    h.mul_(2)
+    return self.logits(h * part + first)
+
+
+def beside_detached(self: Net, x: Tensor) -> Tensor:
+    first = self.conv(x) + 1
+    h = first * 2
+    return self.logits(h * h[..., :1].detach() + first[..., :1].detach())
+
+
 TWINS: list[tuple[Body, Body, int]] = [
     (written_after_unsqueeze, unsqueezed, 2),
     (written_after_transposing, transposed, 2),
     (written_through_a_transposed_view, through_a_transposed_view, 1),
     (relu_by_name, relu, 2),
+    (beside_a_detached_view, beside_detached, 2),
     (assigned_twice, assigned_once, 2),
     (copied_twice, assigned_once, 2),
     (scattered_twice, assigned_once, 2),

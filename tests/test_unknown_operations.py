@@ -265,7 +265,8 @@ def test_what_no_operation_leaks_is_not_blamed_on_one():
     class Hooked(Model):
         def forward(self, x):
             if x.requires_grad:
-                x.register_hook(lambda g: 0.5 * g)
+                with torch._C.DisableTorchFunction():  # a hook that is seen is named
+                    x.register_hook(lambda g: 0.5 * g)
             return super().forward(x)
 
     for rules in ("hilrp", "secant"):

@@ -283,6 +283,7 @@ class Engine(TorchFunctionMode):
     def _read_out(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A call that takes values out of torch. What the model makes of them, the engine can't follow: that is told."""
         self._tell_read_out(name)
+        self.tally.values[name] += any(t.is_floating_point() or t.is_complex() for t in tensors((args, kwargs)))
         with torch.no_grad():
             return func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
 
@@ -353,9 +354,9 @@ class Engine(TorchFunctionMode):
             name in BY_PARTS
             and row is not None
             and not row.users
-            and any(t is not varying[0] for t in tensors((args, kwargs))[1:] if self.tracker.varies(t))
+            and any(map(self.tracker.varies, tensors((args, kwargs))[1:]))
         ):
-            row = BY_PARTS[name]  # not only the input varies, but its scale, too
+            row = BY_PARTS[name]  # its parameters depend on the input, too
         if self.relative and not torch.is_grad_enabled():
             # What the model takes no gradient of depends on the input all the same.
             with torch.inference_mode(False), torch.enable_grad():
@@ -369,7 +370,7 @@ class Engine(TorchFunctionMode):
         if self._functions.waiting:
             self._settle(tensor)
         found = self.tracker.current(tensor)
-        root = tensor._base
+        root = self.tracker.root(tensor)
         if found is not tensor or root is None or self.tracker.memory(root) is root:
             return found
         return in_place.refresh(self, tensor)

@@ -201,6 +201,11 @@ def check_randomness(
 
     if name in _DROPOUT and argument(1, "p", 0.5) > 0 and argument(2, "train", True):
         raise ModelError(f"Dropout is active in {place(path, module)}. Call model.eval() before explaining.")
+    if name == "bernoulli":
+        raise ModelError(
+            f"Chance is active in {place(path, module)}: `bernoulli` draws with probabilities that depend on the input. Use a threshold, or the probabilities "
+            "themselves."
+        )
     if name == "rrelu" and argument(3, "training", False):
         raise ModelError(
             f"The random slope of rrelu is active in {place(path, module)}. Call model.eval() before explaining."

@@ -46,6 +46,7 @@ class Outcome:
         read_outs: Where the model read numbers out of tensors that depend on the input.
         strangers: Tensors that came in without having been seen being made, with where they were used.
         problems: What a strict audit would have raised.
+        target_reads: Whether the target is a function of the user's that reads numbers out of the output, and not only which class it is.
     """
 
     relevance: Any
@@ -66,6 +67,7 @@ class Outcome:
     read_outs: dict[str, int]
     strangers: list[tuple[str, Tensor]]
     problems: dict[str, int]
+    target_reads: bool
 
 
 class Pass:
@@ -137,8 +139,10 @@ class Pass:
             with engine:
                 output = self._forward(model, inputs)
             output = map_objects(engine.current, output)  # what the model wrote in place is in other tensors
+            values = engine.tally.values.total()
             with engine, engine.unwatched() if is_own(target) else nullcontext():
                 found = score_of(output, target, batch)
+            self._target_reads = not is_own(target) and engine.tally.values.total() > values
             score = engine.current(found.value)
         _check_score(engine, score)
         watch([score])
@@ -218,6 +222,7 @@ class Pass:
             relevance, self.score, self.classes, self.against, self.output, self.sums, self.maps, ledger, self.books.unsplit,
             limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes), self._chosen,
             self.reference_score, self._reference_output, dict(tally.read_outs), list(tally.strangers), dict(tally.problems),
+            self._target_reads,
         )  # fmt: skip
 
     def _held(self, leaf: Tensor) -> Tensor:

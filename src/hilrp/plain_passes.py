@@ -21,7 +21,6 @@ from hilrp.errors import AuditError, HilrpError
 from hilrp.memory import shortage
 from hilrp.passes import Outcome, as_written, autocast_without_cache, call_model
 from hilrp.targets import Target, logits_of, score_of
-from hilrp.targets.classes import is_own
 from hilrp.tree import map_tensors, tensors
 
 
@@ -216,7 +215,7 @@ class Comparison:
         if not bool(apart.any()):
             return
         if callable(self.target) and self._same_output(plain, scale):
-            if not is_own(self.target):  # ours choose by the input what they ask for
+            if self.found.target_reads:  # others choose by the input what they ask for
                 findings.unchecked.append(
                     "the reference's score: the target reads numbers out of the output, and is another function there"
                 )
@@ -273,13 +272,13 @@ class Comparison:
         for parity in (0, 1):
             kept = torch.arange(self.batch, device=self.found.score.device) % 2 == parity
             try:
-                output = self._output(map_tensors(partial(_changed, batch=self.batch, kept=kept), self.x))
+                score = self._score(self._output(map_tensors(partial(_changed, batch=self.batch, kept=kept), self.x)))
             except Exception as error:
                 if shortage(error):
                     raise
                 findings.unchecked.append("whether samples see each other: the model does not run on a changed batch")
                 return []
-            found.append((kept, self._score(output)))
+            found.append((kept, score))
         return found
 
     def _mixes(self, plain: Any, changed: list[tuple[Tensor, Tensor]], findings: Findings) -> bool:
@@ -300,29 +299,30 @@ class Comparison:
 
 def samples_mix(model: nn.Module, x: Any, batch: int) -> bool:
     """Whether the output of the first of two samples changes with the second; of a model that is random, or doesn't take two, no."""
-    two = map_tensors(lambda t: t[:2] if t.shape[:1] == (batch,) else t, x)
-    kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(x))
     known = _memory.setdefault(model, _Memory()).mixed
-    if kinds not in known:
-        first = torch.tensor([True, False])
+    kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(x))
+    if kinds in known:
+        return known[kinds]
+    first = torch.tensor([True, False])
+
+    def of_first(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        two = map_tensors(lambda t: change(t[:2]) if t.shape[:1] == (batch,) else t, x)
+        found = [t for t in tensors(_output(model, two)) if t.is_floating_point() and t.shape[:1] == (2,)]
+        return [t[0].double() for t in found]
+
+    try:
         with _as_it_was(x):
-            try:
-                other, again, plain = (
-                    [
-                        t[0].double()
-                        for t in tensors(_output(model, each))
-                        if t.is_floating_point() and t.shape[:1] == (2,)
-                    ]
-                    for each in (map_tensors(partial(_changed, batch=2, kept=first), two), two, two)
-                )
-            except Exception as error:
-                if shortage(error):
-                    raise
-                return False
-        known[kinds] = all(map(torch.equal, again, plain)) and not all(
-            torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()), equal_nan=True)
-            for a, b in zip(other, plain, strict=True)
-        )
+            other = of_first(partial(_changed, batch=2, kept=first))
+            again, plain = of_first(Tensor.clone), of_first(Tensor.clone)
+    except Exception as error:
+        if shortage(error):
+            raise
+        return False
+    apart = not all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()), equal_nan=True)
+        for a, b in zip(other, plain, strict=True)
+    )
+    known[kinds] = apart and all(map(torch.equal, again, plain))
     return known[kinds]
 
 

@@ -112,7 +112,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, reindexing.native, traced, GATE), "std"),
     (Row(N, normalisation.norm, traced, GATE), "norm linalg_norm linalg_vector_norm"),
     (Row(N, normalisation.stop, aligned, normalisation.reciprocal_level), "rsqrt reciprocal"),
-    (Row(N, normalisation.stop, aligned, GATE), "log log2 log10 log_softmax floor ceil round trunc sign bernoulli"),
+    (Row(N, normalisation.stop, aligned, GATE), "log log2 log10 log_softmax floor ceil round trunc sign"),
     (Row(N, normalisation.stop, traced, GATE), "logsumexp"),
     # Selections: homogeneous of degree one, so that the native backward is exact ------------------------------
     (Row(N, reindexing.native, aligned, FEATURE), "relu abs"),

@@ -57,7 +57,7 @@ class Tally:
         gates: What products held fixed.
         dtypes: The types that the pass computed in.
         sites: Calls of an operation in a module.
-        read_outs: Where values that depend on the input left torch, as numbers or arrays.
+        read_outs: Where values that depend on the input left torch, as numbers or arrays; ``values``: those that were no whole numbers.
         strangers: Where a tensor came in that the engine had not seen being made, and that tensor.
         problems: What a strict audit raises.
     """
@@ -68,6 +68,7 @@ class Tally:
     dtypes: set[torch.dtype] = field(default_factory=set)
     sites: Counter[tuple[str, str]] = field(default_factory=Counter)
     read_outs: Counter[str] = field(default_factory=Counter)
+    values: Counter[str] = field(default_factory=Counter)
     strangers: list[tuple[str, Tensor]] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
 
@@ -117,8 +118,9 @@ class Tracker:
         """Enters a tensor that depends on the input. The model never holds a ``tap``, which needs no keeping as a view."""
         info = Info(level, tensor.requires_grad, layout, writes_to(tensor), hidden)
         self._info[id(tensor)] = (weakref.ref(tensor), info)
-        if tensor._base is not None and not tap:
-            self._views.setdefault(id(tensor._base), []).append(weakref.ref(tensor))
+        root = self.root(tensor)
+        if root is not None and not tap and id(tensor) not in self._detached:
+            self._views.setdefault(id(root), []).append(weakref.ref(tensor))
 
     def choose(self, tensor: Tensor) -> None:
         """Enters a mask, an index or another tensor of whole numbers that depends on the input, and carries nothing."""
@@ -193,15 +195,20 @@ class Tracker:
         self._views.setdefault(id(root), []).append(weakref.ref(tensor))
 
     def is_detached(self, tensor: Tensor) -> bool:
-        """Whether the tensor came out of ``detach()`` or ``.data``."""
-        found = self._detached.get(id(tensor))
-        return found is not None and found[0]() is tensor
+        """Whether the tensor came out of ``detach()`` or ``.data``, or is a view of one that did."""
+        return self._detached_from(tensor) is not None
 
     def root(self, tensor: Tensor) -> Tensor | None:
         """The tensor that this one is a view of, or shares the memory of."""
-        if self.is_detached(tensor):
-            return self._detached[id(tensor)][1]()
-        return tensor._base
+        source = self._detached_from(tensor)
+        return tensor._base if source is None else source
+
+    def _detached_from(self, tensor: Tensor) -> Tensor | None:
+        for each in (tensor, tensor._base) if self._detached else ():
+            found = self._detached.get(id(each))
+            if found is not None and found[0]() is each:
+                return found[1]()
+        return None
 
     # In-place operations --------------------------------------------------------------------------------------
 

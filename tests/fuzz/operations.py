@@ -240,8 +240,11 @@ def _apart(model: nn.Module, x: Tensor, output: Tensor) -> bool:
     for i in range(len(x)):
         other = x.clone()
         other[i] = other[i].flip(0) * 0.9 + 0.1 if other[i].ndim else other[i] * 0.9
-        with torch.no_grad():
-            found = model(other)
+        try:
+            with torch.no_grad():
+                found = model(other)
+        except RuntimeError:  # outside of the operation's domain
+            return False
         if found.shape != output.shape:
             return False
         changed = (found != output).any(1)

@@ -63,6 +63,15 @@ class Program:
         """Whether epsilon relevance must be gradient x input."""
         if any(s.part is not None and s.part.detaches for s in self.steps):
             return False
+        names = {s.name for s in self.steps}
+        if names & {"maximum", "where of two"} and names & {
+            "fill_",
+            "zero_",
+            "copy_(constant)",
+            "masked_fill_",
+            "index_fill_",
+        }:
+            return False  # beside a constant they have an offset
         return all(s.kind == "view" or (COMPUTE | WRITES)[s.name].homogeneous for s in self.steps)
 
     @property
