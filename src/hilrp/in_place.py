@@ -29,9 +29,6 @@ _RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swa
 #: In-place calls whose kernel rounds differently from the one that works out of place.
 _ROUNDED = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addr"])
 
-#: Those whose kernel may do so where they have an ``out=``.
-_PRODUCTS = frozenset(["matmul", "mm", "bmm", "mv", "dot"])
-
 
 def written(name: str, works_in_place: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that a call writes to."""
@@ -50,8 +47,9 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         rest = {key: value for key, value in kwargs.items() if key != "out"}
         # An overload that is made for `out=` has one beside it that is not.
         made = engine.apply(func.overloadpacket if isinstance(func, OpOverload) else func, args, rest)
-        if name in _ROUNDED | _PRODUCTS:
-            made = engine.exactly(made, _written_out(func, args, kwargs))
+        exact = _written_out(func, args, kwargs)
+        if isinstance(made, Tensor) and made.is_floating_point() and made.dtype == exact.dtype:
+            made = engine.exactly(made, exact)  # with an `out=` some products have kernels of their own
         pairs = zip(tensors(kwargs["out"]), tensors(made), strict=True)
         stands = {id(new): _assign(engine, target, new) for target, new in pairs}
         return map_tensors(lambda t: stands[id(t)], made)
@@ -108,11 +106,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
         return value
 
 
-def _written_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _written_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value that a call with ``out=`` gives, written to a copy."""
     with torch.no_grad():
-        value: Tensor = func(*args, **kwargs | {"out": _copy(kwargs["out"])})
-        return value
+        return func(*args, **kwargs | {"out": map_tensors(_copy, kwargs["out"])})
 
 
 def _is_view(index: Any) -> bool:

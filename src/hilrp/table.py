@@ -175,6 +175,7 @@ _SYNONYMS = {
     "radd": "add", "subtract": "sub", "multiply": "mul", "rmul": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
     "absolute": "abs", "negative": "neg", "concat": "cat", "concatenate": "cat", "clip": "clamp", "special_expit": "sigmoid",
     "is_nonzero": "item", "special_softmax": "softmax", "arctan": "atan", "arcsinh": "asinh", "row_stack": "vstack", "frobenius_norm": "norm",
+    "linalg_matmul": "matmul",
 }  # fmt: skip
 
 #: Operations that take only shape and type from their operands: what they make is a constant.

@@ -32,7 +32,7 @@ def check_program(program: Program) -> list[Finding] | str:
     try:
         with torch.no_grad():
             classes = run(model, x).argmax(1)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return f"torch refuses it: {str(error)[:60]}"
     case = Case(model, x, classes, chooses=program.chooses)
     twin = case.of(Model(program, in_place=False).eval())

@@ -121,7 +121,7 @@ def batch_norm(
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """A slope that depends on the input: ``relu(a) - w relu(-a)``."""
-    (slope,) = _by_channel(input, weight) if weight.numel() > 1 else (weight,)
+    (slope,) = _by_channel(input, weight) if weight.numel() > 1 else (weight.reshape(()),)
     return input.relu() - slope * (-input).relu()
 
 
