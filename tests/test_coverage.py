@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import hilrp
 from blocks import raises
@@ -22,11 +23,11 @@ from hilrp.coverage.splits import judge
 from hilrp.coverage.store import read_rows
 from hilrp.coverage.worker import audit_row
 from hilrp.names import installed
+from models import randomised
 
 #: One of each kind that is out of the ordinary; what the names don't say is in brackets.
 DOZEN = [
     "timm/hiera_tiny_224", "timm/efficientvim_m1",  # (state space)
-    "timm/sequencer2d_s",  # (LSTM)
     "timm/swiftformer_xs", "timm/mambaout_femto", "timm/lambda_resnet26rpt_256", "timm/eca_resnext26ts", "timm/eva02_tiny_patch14_224",
     "torchvision/fcos_resnet50_fpn", "torchvision/fasterrcnn_mobilenet_v3_large_320_fpn", "torchvision/lraspp_mobilenet_v3_large",
     "transformers/mask2former", "transformers/sam", "open_clip/RN50",
@@ -43,6 +44,16 @@ def assert_sound(row: dict) -> None:
 def test_a_representative_dozen(name):
     pytest.importorskip(name.split("/")[0])
     assert_sound(audit_row(name, Settings()))
+
+
+def test_a_recurrent_model():
+    """Sequencer, smaller than any that has a name: its LSTMs are unrolled."""
+    timm = pytest.importorskip("timm")
+    shape = {"layers": [1, 1, 1, 1], "embed_dims": [24, 32, 32, 32], "hidden_sizes": [8, 12, 12, 12]}
+    model = randomised(timm.models.sequencer.Sequencer2d(img_size=112, num_classes=5, **shape))
+    report = hilrp.audit(model, torch.randn(2, 3, 112, 112))
+    assert report.passed, report
+    assert "lstm" in report.operations["recurrence"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
-from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.ops import FrozenBatchNorm2d
 from typer.testing import CliRunner
 
 import hilrp
@@ -25,14 +26,25 @@ TWO_STAGES = {"box_score_thresh": 0.0, "box_detections_per_img": 6, "rpn_post_nm
 SMALL = {"min_size": 64, "max_size": 96}
 
 
+def narrow_pyramid():
+    """A pyramid of features like torchvision's, of a small ResNet and with an eighth of the channels."""
+    body = models.resnet.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1], norm_layer=FrozenBatchNorm2d)
+    layers = {f"layer{i}": str(i) for i in range(1, 5)}
+    return BackboneWithFPN(body, layers, [64, 128, 256, 512], out_channels=32)
+
+
 def retinanet():
-    return models.detection.RetinaNet(
-        resnet_fpn_backbone(backbone_name="resnet18", weights=None), 6, **SMALL, **ONE_STAGE
-    )
+    return models.detection.RetinaNet(narrow_pyramid(), 6, **SMALL, **ONE_STAGE)
 
 
 def fcos():
-    return models.detection.FCOS(resnet_fpn_backbone(backbone_name="resnet18", weights=None), 6, **SMALL, **ONE_STAGE)
+    return models.detection.FCOS(narrow_pyramid(), 6, **SMALL, **ONE_STAGE)
+
+
+def ssdlite():
+    model = named("ssdlite320_mobilenet_v3_large", **ONE_STAGE)
+    model.transform.fixed_size = (128, 128)
+    return model
 
 
 def named(name, **options):
@@ -41,7 +53,7 @@ def named(name, **options):
 
 KINDS = {
     "fasterrcnn": lambda: named("fasterrcnn_mobilenet_v3_large_320_fpn", **SMALL, **TWO_STAGES),
-    "ssdlite": lambda: named("ssdlite320_mobilenet_v3_large", **ONE_STAGE),
+    "ssdlite": ssdlite,
     "retinanet": retinanet,
     "fcos": fcos,
 }

@@ -21,7 +21,7 @@ from hilrp.run.store import Store
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-COUNT, PIECE = 96, 8
+COUNT, PIECE = 48, 4
 PATIENCE = 240
 
 
