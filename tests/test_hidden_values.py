@@ -16,15 +16,100 @@ from nets import Net, net, pictures
 
 # Numbers that leave as a shape, or as text -------------------------------------------------------------------------
 
+
+def count(x: Tensor) -> Tensor:
+    """A whole number that depends on the input."""
+    return (x > 0).sum()
+
+
 SHAPES: dict[str, Callable[[Tensor], int]] = {
     "nonzero": lambda x: (x > 0).nonzero().shape[0],
+    "arange": lambda x: len(torch.arange(count(x))),
+    "one_hot": lambda x: torch.nn.functional.one_hot(count(x)).shape[0],
+    "new_zeros": lambda x: len(x.new_zeros(count(x))),
+    "zeros": lambda x: len(torch.zeros(count(x))),
+    "tensor_split": lambda x: len(torch.ones(12).tensor_split(count(x).cpu())[0]) + 1,
     "argwhere": lambda x: len(torch.argwhere(x > 0)),
     "where": lambda x: len(torch.where(x > 0)[0]),
     "getitem": lambda x: x[x > 0].numel(),
-    "masked_select": lambda x: x.masked_select(x > 0).numel(),
+    "masked_select": lambda x: torch.masked_select(mask=x > 0, input=torch.ones_like(x)).numel(),
     "unique": lambda x: len(torch.unique(x.round())),
-    "repeat_interleave": lambda x: len(torch.ones(12).repeat_interleave((x[0] > 0).flatten().long())),
+    "repeat_interleave": lambda x: len(torch.repeat_interleave((x[0] > 0).flatten().long())),
 }
+
+
+@pytest.mark.parametrize(
+    "size", [lambda x: torch.ones(100)[: count(x)].numel(), lambda x: x.expand(100, 3, 2, 2)[count(x) :].shape[0]]
+)
+def test_a_slice_that_depends_on_values_is_named(size: Callable[[Tensor], int]) -> None:
+    """Also under a reference on which nothing was found the first time."""
+    model, x = net(lambda self, x: self.logits(x) * size(x)), pictures(1)
+    assert any("`getitem`" in note for note in hilrp.explain(model, x, 0).notes)
+    with pytest.raises((hilrp.AuditError, hilrp.ModelError), match="on the reference"):
+        hilrp.explain(model, x, 0, "secant", reference=x.abs())
+
+
+def test_weights_of_a_count_do_not_shape_it() -> None:
+    weights = torch.tensor([0, 1, 1, 2])
+    model = net(lambda self, x: self.logits(x) * (1 + len(torch.bincount(weights, x.detach().flatten()[:4]))))
+    assert not any("shape" in note for note in hilrp.explain(model, pictures(1)).notes)
+
+
+# Values that are taken for constants -----------------------------------------------------------------------------------
+
+FILLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "full_like": lambda x: torch.full_like(x[:, 0, 0, :1], x.detach().mean() * 3),
+    "new_full": lambda x: x.new_full((1, 1), x.detach().mean() * 3),
+    "new_tensor": lambda x: x.new_tensor([x.detach().mean() * 3, x.detach().amax(), 1.0, 2.0]),
+    "full": lambda x: torch.full((1,), x.detach().mean() * 3),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_what_is_filled_with_values_of_the_input_is_a_gate(name: str) -> None:
+    found = hilrp.explain(net(lambda self, x: self.logits(x) + FILLED[name](x)), pictures(1), 0)
+    assert float(found.ledger.entries["gate"].abs()) > 1e-3
+    assert "constant" not in found.ledger.entries
+
+
+WHOLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda z, x: z + (x * 100).long().sum(),
+    "sub": lambda z, x: z - x.flatten(1).argmax(1, keepdim=True),
+    "where": lambda z, x: torch.where(torch.tensor([True, False, True, False]), count(x), z),
+    "cat": lambda z, x: torch.cat([count(x).view(1, 1), z], 1),
+    "clamp": lambda z, x: z.clamp(min=count(x)),
+    "masked_fill": lambda z, x: z.masked_fill(torch.tensor([True, False, True, False]), count(x)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_of_the_input_are_no_constants(name: str) -> None:
+    model = net(lambda self, x: WHOLE[name](self.logits(x), x) + self.logits(x).sum(1, keepdim=True))
+    found = hilrp.explain(model, pictures(1), 0)
+    assert any("whole numbers" in note for note in found.notes), found.notes
+    assert "gate" in found.ledger.entries
+    assert not {"constant", "activation at zero"} & set(found.ledger.entries)
+
+
+MASK = torch.tensor([True, False, True, False])
+DETACHED: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "where": lambda self, x: torch.where(MASK, x.mean().detach(), self.logits(x)),
+    "masked_fill": lambda self, x: self.logits(x).masked_fill(MASK, x.detach().mean()),
+    "cat": lambda self, x: torch.cat([x.detach().mean((1, 2, 3))[:, None], self.logits(x)], 1),
+    "bias": lambda self, x: torch.nn.functional.linear(x.flatten(1), self.head.weight, x.detach().flatten()[:4]),
+}
+
+
+@pytest.mark.parametrize("name", DETACHED)
+def test_detached_values_of_the_input_are_gates(name: str) -> None:
+    found = hilrp.explain(
+        net(lambda self, x: DETACHED[name](self, x) + self.logits(x).sum(1, keepdim=True)), pictures(1), 0
+    )
+    assert float(found.ledger.entries["gate"].abs()) > 1e-6
+    assert "constant" not in found.ledger.entries
+
+
+# Shapes, once more -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -83,11 +168,66 @@ def replaced(self: Net, x: Tensor) -> Tensor:
     return self.logits(h + y)
 
 
-@pytest.mark.parametrize("body", [borrowed, stored, replaced])
-@pytest.mark.parametrize("rules", ["hilrp", "secant"])
-def test_values_that_come_by_memory_are_no_constants(body: Callable[[Net, Tensor], Tensor], rules: str) -> None:
-    with pytest.raises((hilrp.AuditError, hilrp.ModelError), match=r"depend|\.data =|on the reference"):
+MEMORY = [
+    (borrowed, "hilrp", hilrp.AuditError, "hilrp did not see how they were made"),
+    (borrowed, "secant", hilrp.AuditError, "through operations that hilrp did not see"),
+    (stored, "hilrp", hilrp.AuditError, "hilrp did not see how they were made"),
+    (stored, "secant", hilrp.AuditError, "on the reference would be"),
+    (replaced, "hilrp", hilrp.ModelError, "sets a tensor's `.data = ...`"),
+    (replaced, "secant", hilrp.ModelError, "sets a tensor's `.data = ...`"),
+]
+
+
+@pytest.mark.parametrize(("body", "rules", "kind", "reason"), MEMORY)
+def test_values_that_come_by_memory_are_no_constants(
+    body: Callable[[Net, Tensor], Tensor], rules: str, kind: type[Exception], reason: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(reason)):
         hilrp.explain(net(body), pictures(), rules=rules)
+
+
+def written_unseen(self: Net, x: Tensor, touch: bool) -> Tensor:
+    memory = torch.ones(12, dtype=x.dtype)
+    part = memory[:2]
+    with torch._C.DisableTorchFunction():
+        memory[2:] = x.detach().flatten(1)[0, 2:]
+    if touch:
+        part.view(-1)
+        memory[:1].zero_()
+    return self.head(x.flatten(1) * memory)
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_a_write_that_nobody_saw_stays_unseen_when_other_parts_are_touched(touch: bool) -> None:
+    with pytest.raises(hilrp.AuditError, match="did not see how they were made"):
+        hilrp.explain(net(lambda self, x: written_unseen(self, x, touch)), pictures(1))
+
+
+def unseen_mean(x: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return x.detach().mean((1, 2, 3))[:, None]
+
+
+def unseen_chance() -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return 1e-9 * torch.rand(1, dtype=torch.float64)
+
+
+def test_chance_does_not_hide_what_depends_on_the_input() -> None:
+    model = net(lambda self, x: self.logits(x) * unseen_chance() + self.logits(x) + unseen_mean(x))
+    with pytest.raises(hilrp.AuditError, match="did not see how they were made"):
+        hilrp.explain(model, pictures())
+
+
+def test_what_could_not_be_checked_is_unchecked_the_second_time_too() -> None:
+    def body(self: Net, x: Tensor) -> Tensor:
+        if not torch.equal(x.detach(), pictures()):
+            raise ValueError("no such picture")
+        return self.logits(x) + unseen_mean(x)
+
+    explainer = hilrp.Explainer(net(body), audit="warn")
+    for _ in range(2):
+        assert any("outside the pass" in reason for reason in explainer.explain(pictures()).unchecked)
 
 
 def test_memory_of_the_models_own_may_change_hands() -> None:
@@ -145,8 +285,11 @@ def test_a_hook_that_moves_relevance_is_named(rules: str) -> None:
 
 
 def test_a_hook_that_writes_to_gradients_is_named() -> None:
+    def hook(g: Tensor, h: Tensor) -> None:
+        g.mul_(2)
+
     with pytest.raises(hilrp.AuditError, match="hook on a tensor"):
-        hilrp.explain(with_hook(lambda g, h: g.mul_(2) and None if g.numel() == 1 else g.mul_(2)), pictures())
+        hilrp.explain(with_hook(hook), pictures())
 
 
 def test_a_hook_that_looks_on_is_nobodys_business() -> None:
@@ -182,8 +325,27 @@ def test_samples_explained_one_at_a_time_say_that_they_see_each_other(rules: str
 
     note = "samples see each other: explained one at a time"
     assert any(note in each for each in hilrp.explain(net(mixed), pictures(), rules=rules, batch=1).notes)
+    with_masked = net(lambda self, x: mixed(self, x).masked_fill(MASK, float("-inf")))
+    assert any(note in each for each in hilrp.explain(with_masked, pictures(), rules=rules, batch=1).notes)
     apart = net(lambda self, x: self.logits(x))
     assert not hilrp.explain(apart, pictures(), rules=rules, batch=1).notes
+
+
+def short_of_memory(self: Net, x: Tensor) -> Tensor:
+    if len(x) > 1:
+        raise torch.OutOfMemoryError("no room for two")
+    return self.logits(x)
+
+
+def test_one_sample_at_a_time_needs_no_memory_for_two() -> None:
+    found = hilrp.explain(net(short_of_memory), pictures(), batch=1)
+    assert any("not checked: whether samples see each other" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("second", [lambda x: x[:, :0], lambda x: x[..., : 1 + int(x.sum() > 0)]])
+def test_one_sample_at_a_time_with_other_outputs(second: Callable[[Tensor], Tensor]) -> None:
+    model = net(lambda self, x: (self.logits(x), second(x)))  # type: ignore[arg-type,return-value]
+    assert hilrp.explain(model, pictures(), batch=1).map.shape == (2, 2, 2)
 
 
 def test_a_coarse_type_beside_the_way_does_not_widen_the_tolerance() -> None:
@@ -224,6 +386,30 @@ class Block(nn.Module):
         h = h * scratch
         scratch.mul_(2)
         return h + scratch
+
+
+class Keeping(nn.Module):
+    """A block that adds what it finds in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.skip = nn.Linear(12, 12).double(), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).relu() + self.skip
+
+
+def test_a_block_that_uses_what_it_was_not_given_can_not_run_again() -> None:
+    def body(self: Net, x: Tensor) -> Tensor:
+        h = self.conv(x).flatten(1)
+        self.block.skip = h * 2
+        return self.head(self.block(h))
+
+    model = net(body)
+    model.block = Keeping()
+    hilrp.explain(model, pictures())
+    with pytest.raises(hilrp.ModelError, match="wasn't called with"):
+        hilrp.Explainer(model, checkpoint=["block"]).explain(pictures())
 
 
 @pytest.mark.parametrize("recomputed", [None, ["1"]])

@@ -172,10 +172,94 @@ def beside_detached(self: Net, x: Tensor) -> Tensor:
     return self.logits(h * h[..., :1].detach() + first[..., :1].detach())
 
 
+def part_written_after_transposing(self: Net, x: Tensor) -> Tensor:
+    h = self.logits(x)
+    part = h[:, 2:]
+    h.t_()
+    h[0] = h[1] * 0.3
+    part.mul_(2)
+    return h.t() * 1
+
+
+def part_written(self: Net, x: Tensor) -> Tensor:
+    h = self.logits(x)
+    return torch.cat([h[:, 1:2] * 0.3, h[:, 1:2], h[:, 2:] * 2], 1)
+
+
+def part_written_after_swapping(self: Net, x: Tensor) -> Tensor:
+    h = self.conv(x)
+    h.swapaxes_(1, 2)
+    h[:, :, :, 0] *= 2
+    h.swapaxes_(1, 2)
+    return self.logits(h)
+
+
+def column_doubled(self: Net, x: Tensor) -> Tensor:
+    h = self.conv(x)
+    return self.logits(torch.stack([h[..., 0] * 2, h[..., 1]], -1))
+
+
+def cut_to_a_part(self: Net, x: Tensor) -> Tensor:
+    h = self.logits(x)
+    h.as_strided_((len(x), 2), (4, 2))
+    h.mul_(3)
+    return h
+
+
+def every_other(self: Net, x: Tensor) -> Tensor:
+    return self.logits(x)[:, ::2] * 3
+
+
+def constants_written_twice(self: Net, x: Tensor) -> Tensor:
+    h, scale = self.logits(x), torch.ones(4, dtype=x.dtype)
+    part = scale[:2]
+    y = h * scale
+    scale.mul_(2)
+    y = y + (h[:, :2] * part).sum(1, keepdim=True) + h * scale
+    scale.mul_(3)
+    return y + (h[:, :2] * part).sum(1, keepdim=True) + h * scale
+
+
+def constants_in_turn(self: Net, x: Tensor) -> Tensor:
+    h = self.logits(x)
+    return h * 9 + h[:, :2].sum(1, keepdim=True) * 8
+
+
+def masks_written(self: Net, x: Tensor) -> Tensor:
+    mask = torch.zeros(len(x), 4, dtype=torch.bool)
+    part = mask[:, :1]
+    mask.copy_(self.logits(x) > 0)
+    return self.logits(x) * (1 + mask.double()) * (1 + part.double())
+
+
+def masks_made(self: Net, x: Tensor) -> Tensor:
+    mask = self.logits(x) > 0
+    return self.logits(x) * (1 + mask.double()) * (1 + mask[:, :1].double())
+
+
+def used_and_then_chosen(self: Net, x: Tensor) -> Tensor:
+    h, c = self.logits(x), torch.ones(len(x), 4, dtype=x.dtype)
+    y = h * c
+    c[torch.arange(len(x)), h.argmax(1)] = 5.0
+    return y + c * h
+
+
+def chosen(self: Net, x: Tensor) -> Tensor:
+    h = self.logits(x)
+    return h + h * (1 + 4 * torch.nn.functional.one_hot(h.argmax(1), 4).double())
+
+
 TWINS: list[tuple[Body, Body, int]] = [
     (written_after_unsqueeze, unsqueezed, 2),
     (written_after_transposing, transposed, 2),
     (written_through_a_transposed_view, through_a_transposed_view, 1),
+    (part_written_after_transposing, part_written, 2),
+    (part_written_after_transposing, part_written, 4),
+    (part_written_after_swapping, column_doubled, 2),
+    (cut_to_a_part, every_other, 2),
+    (constants_written_twice, constants_in_turn, 2),
+    (masks_written, masks_made, 2),
+    (used_and_then_chosen, chosen, 2),
     (relu_by_name, relu, 2),
     (beside_a_detached_view, beside_detached, 2),
     (assigned_twice, assigned_once, 2),
@@ -186,7 +270,9 @@ TWINS: list[tuple[Body, Body, int]] = [
 
 
 @pytest.mark.parametrize("rules", [*RULES, "epsilon"])
-@pytest.mark.parametrize(("body", "twin", "samples"), TWINS, ids=[body.__name__ for body, _, _ in TWINS])
+@pytest.mark.parametrize(
+    ("body", "twin", "samples"), TWINS, ids=[f"{body.__name__}-{count}" for body, _, count in TWINS]
+)
 def test_it_has_the_map_of_its_plainer_twin(body: Body, twin: Body, samples: int, rules: str) -> None:
     x = pictures(samples)
     found, expected = (hilrp.explain(net(each), x, target=0, rules=rules) for each in (body, twin))

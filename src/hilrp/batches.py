@@ -70,6 +70,16 @@ def in_batches(
     return parts[0] if len(parts) == 1 else joined(parts, question.x)
 
 
+def alone(question: Question, batch: Batch, fitted: dict[Hashable, int]) -> bool:
+    """Whether several samples are explained one at a time."""
+    size = fitted.get(_form(question)) if batch == "auto" else batch
+    return question.batch > 1 and size == 1
+
+
+def _form(question: Question) -> Hashable:
+    return tuple((_of_sample(t, question.batch), t.shape[1:], t.dtype, t.device) for t in tensors(question.x))
+
+
 def _check(batch: Any) -> None:
     whole = isinstance(batch, Integral) and not isinstance(batch, bool)
     if not (batch is None or (isinstance(batch, str) and batch == "auto") or (whole and batch >= 1)):
@@ -82,7 +92,7 @@ def _as_many_as_fit(
     run: Callable[[slice], Explanation], question: Question, reference: Reference | None, fitted: dict[Hashable, int]
 ) -> list[Explanation]:
     count = question.batch
-    form = tuple((_of_sample(t, count), t.shape[1:], t.dtype, t.device) for t in tensors(question.x))
+    form = _form(question)
     on_processor = all(t.device.type == "cpu" for t in tensors(question.x))
     size = min(fitted.get(form, count), count, _PROCESSOR if on_processor else count)
     try:

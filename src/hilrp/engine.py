@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from hilrp.table import (
     READ_OUTS,
     SHAPED_BY_SECOND,
     SHAPED_BY_VALUES,
+    TAKES_WHOLE_NUMBERS,
     Primitive,
     Row,
     is_python_source,
@@ -83,6 +85,7 @@ class Engine(TorchFunctionMode):
         self._checkpoints = checkpoints
         self._inspect = inspect
         self.model, self.rules, self.books = model, rules, books
+        again = tally is not None
         self.tally = tally = tally or Tally()
         self.counts, self.notes, self.gates, self.dtypes = tally.counts, tally.notes, tally.gates, tally.dtypes
         self.relative = relative
@@ -92,6 +95,7 @@ class Engine(TorchFunctionMode):
         self._opaque: tuple[nn.Module, tuple[Any, ...], dict[int, Tensor]] | None = None
         self._sites = tally.sites
         self._strangers: Strangers | None = Strangers(model, tally, self.tracker)
+        self._again = again
         self._functions = Waiting()
         self._depth = 0
         self.layers = Layers(layers)
@@ -204,17 +208,24 @@ class Engine(TorchFunctionMode):
     def apply(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor] | None = None
     ) -> Any:
-        """Runs one call under its rule."""
+        """Runs one call under its rule, on the tensors that stand for its arguments."""
         if self._stands_in:
             args, kwargs = map_tensors(self.current, (args, kwargs))
             operands = None
+        return self.apply_to(func, args, kwargs, operands)
+
+    def apply_to(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Tensor] | None = None
+    ) -> Any:
+        """Runs one call under its rule, on its arguments as they are."""
         operands = tensors((args, kwargs)) if operands is None else operands
         name, works_in_place = operation_name(func)
         if works_in_place and not args:
             args, kwargs = in_place.with_target_first(args, kwargs)
-        if name == "new_tensor" and isinstance(args[1], Tensor):
-            copied = self.apply(Tensor.clone, (self.apply(Tensor.detach, (args[1],), {}),), {})  # it copies values
-            return self.apply(Tensor.to, (copied,), kwargs) if kwargs.get("dtype") else copied
+        if name == "new_tensor" and isinstance(data := kwargs.get("data", args[-1]), Tensor):
+            copied = self.apply(Tensor.clone, (self.apply(Tensor.detach, (data,), {}),), {})  # it copies values
+            rest = {key: value for key, value in kwargs.items() if key != "data"}
+            return self.apply(Tensor.to, (copied,), rest) if rest.get("dtype") else copied
         if name == "as_strided" and not works_in_place:
             args, kwargs = in_place.from_memory(self, *args, **kwargs)
         if name == "register_hook" and self.tracker.varies(args[0]):
@@ -222,11 +233,14 @@ class Engine(TorchFunctionMode):
         if name in QUERIES:
             return func(*args, **kwargs)
         if works_in_place and name in FILLS and not self.tracker.varies(args[0]):
-            self.tracker.make(args[0])
+            self.tracker.vouch(args[0])  # nothing of it will be left
         varying = [t for t in operands if self.is_varying(t, name)]
         if name in CREATION or name in SHAPED_BY_SECOND:
             # Of the others they take shape and type alone.
-            operands = operands[:1] if name in SHAPED_BY_SECOND else []
+            first, *others = operands
+            operands = [first] if name in SHAPED_BY_SECOND else others
+            if name in CREATION and others:
+                args, kwargs = map_tensors(lambda t: t.detach() if t is first else t, (args, kwargs))
             varying = [t for t in varying if any(t is each for each in operands)]
         chooses = not varying and self._depends_on_choices(operands)
         if name in READ_OUTS and (varying or chooses):
@@ -234,9 +248,12 @@ class Engine(TorchFunctionMode):
         if name in SHAPED_BY_VALUES and any(map(self._depends, shaping(name, args, kwargs))):
             self._tell_read_out(name, " (as the shape of its result)")
         written = in_place.written(name, works_in_place, args, kwargs)
+        if not varying and any(self.tracker.is_made(t) and self.tracker.is_used(t) for t in written):
+            out = in_place.run_on_copies(self, func, args, kwargs, written)
+            if chooses:
+                self._choose([*tensors(out), *map(self.tracker.current, written)], name)
+            return out
         if not varying and not chooses:
-            if any(self.tracker.is_made(t) and self.tracker.is_used(t) for t in written):
-                return in_place.run_on_copies(self, func, args, kwargs, written)
             return self._run_on_constants(func, name, args, kwargs, operands, written)
         if not varying and not (self.relative and written):
             return self._run_on_choices(func, name, args, kwargs, written)
@@ -266,10 +283,13 @@ class Engine(TorchFunctionMode):
     def _run_on_constants(
         self, func: Any, name: str, args: Any, kwargs: Any, operands: list[Tensor], written: list[Tensor]
     ) -> Any:
-        known = [t for t in written if self.tracker.is_made(t)]
+        before = [writes_to(t) for t in written]
         with torch.no_grad():
-            out = self._made(func(*args, **kwargs))
-        self._made(known)
+            out = func(*args, **kwargs)
+        for t, count in zip(written, before, strict=True):
+            self.tracker.wrote(t, count)
+        if not written:
+            self._made(out)
         if name in ("detach", "data") and isinstance(out, Tensor):
             self.tracker.detached(out, operands[0])  # what is written to one of them later is in the other
         return out
@@ -283,7 +303,7 @@ class Engine(TorchFunctionMode):
     def _read_out(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A call that takes values out of torch. What the model makes of them, the engine can't follow: that is told."""
         self._tell_read_out(name)
-        self.tally.values[name] += any(t.is_floating_point() or t.is_complex() for t in tensors((args, kwargs)))
+        self.tally.values_read[name] += any(t.is_floating_point() or t.is_complex() for t in tensors((args, kwargs)))
         with torch.no_grad():
             return func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
 
@@ -293,20 +313,31 @@ class Engine(TorchFunctionMode):
     def _depends(self, t: Tensor) -> bool:
         return self.tracker.varies(t) or self.tracker.is_choice(t) or self.tracker.reference(t) is not None
 
+    def _is_whole_number(self, t: Tensor) -> bool:
+        """Whether a tensor depends on the input and holds numbers, but whole ones."""
+        return t.dtype != torch.bool and self.tracker.is_choice(t)
+
     def _watched_hook(self, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         """A hook of the model's on a tensor: where it changes gradients, the map is no longer the rules' own."""
         path = self.path
 
+        @wraps(hook)
         def watched(gradient: Tensor) -> Any:
-            before = gradient.clone()
+            count = writes_to(gradient)
             found = hook(gradient)
-            if not torch.equal(before, gradient if found is None else found):
+            changed = writes_to(gradient) != count
+            recorded = gradient.is_cuda and torch.cuda.is_current_stream_capturing()  # it ran before, and was looked at
+            if found is not None and found is not gradient and not recorded:
+                changed = changed or not torch.equal(found.nan_to_num(), gradient.nan_to_num())
+            if changed:
                 self.problem(messages.changed_gradient(path))
             return found
 
         return watched
 
-    def _run_unknown(self, run: Callable[[], Any], func: Any, name: str, operands: list[Tensor], carries: bool) -> Any:
+    def _run_unknown(
+        self, run: Callable[[], Any], func: Any, name: str, operands: list[Tensor], *, carries: bool
+    ) -> Any:
         """Runs an operation that isn't in the table: it has no rule, unless it makes masks, indices or numbers of its operands."""
         before = [writes_to(t) for t in operands]
         out = run()
@@ -371,9 +402,10 @@ class Engine(TorchFunctionMode):
             self._settle(tensor)
         found = self.tracker.current(tensor)
         root = self.tracker.root(tensor)
-        if found is not tensor or root is None or self.tracker.memory(root) is root:
+        if root is None or self.tracker.memory(root) is root:
             return found
-        return in_place.refresh(self, tensor)
+        # What depends on the input is brought up to date where something is written; views of constants are so when they are used.
+        return found if found is not tensor and self.tracker.varies(tensor) else in_place.refresh(self, tensor)
 
     def is_varying(self, tensor: Tensor, name: str) -> bool:
         """Whether the tensor varies; finds those that came out of an operation the engine never saw."""
@@ -388,6 +420,8 @@ class Engine(TorchFunctionMode):
                 self._strangers.meet(tensor, name, self.path)
             return info is not None
         if tensor.is_leaf or not self.tracker.reaches_input(tensor):
+            if self._again and not tensor.is_leaf:
+                raise ModelError(messages.not_given(self.path, name))
             if self._strangers is not None and tensor.is_leaf:
                 self._strangers.meet(tensor, name, self.path)
             return False
@@ -404,7 +438,7 @@ class Engine(TorchFunctionMode):
             with torch.no_grad():
                 return func(*args, **kwargs)
 
-        out = self._run_unknown(run, func, name, tensors((args, kwargs)), False) if row is None else run()
+        out = self._run_unknown(run, func, name, tensors((args, kwargs)), carries=False) if row is None else run()
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
                 self.tracker.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
@@ -419,6 +453,13 @@ class Engine(TorchFunctionMode):
         found = [*tensors(out), *written]
         if not found:
             self._tell_read_out(name)
+        self._choose(found, name)
+        if self.relative:
+            self._refer(out, self._on_reference(func, args, kwargs).output)
+        return out
+
+    def _choose(self, found: list[Tensor], name: str) -> None:
+        """Enters what an operation made of masks and indices alone."""
         for t in found:
             for each in (t,) if t._base is None else (t, t._base):
                 if not (each.is_floating_point() or each.is_complex()):
@@ -426,9 +467,6 @@ class Engine(TorchFunctionMode):
                 elif not self.tracker.varies(each):
                     self.tracker.track(each, Level.GATE, None)
                     self.tally.notes[messages.by_choice(name, self.path)] += each is t
-        if self.relative:
-            self._refer(out, self._on_reference(func, args, kwargs).output)
-        return out
 
     def _refer(self, out: Any, reference: Any) -> None:
         for t, t0 in zip(tensors(out), tensors(reference), strict=True):
@@ -464,9 +502,12 @@ class Engine(TorchFunctionMode):
             self.module,
             reference,
             self.layers,
+            self._is_whole_number,
         )
+        if name in TAKES_WHOLE_NUMBERS and any(map(self._is_whole_number, operands)):
+            self.tally.notes[messages.whole_numbers(name, self.path)] += 1
         if row is None:
-            out = self._run_unknown(call.run, func, name, operands, bool(call.carriers))
+            out = self._run_unknown(call.run, func, name, operands, carries=bool(call.carriers))
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
         elif reference is not None and not call.carriers:

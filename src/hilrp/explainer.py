@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp import messages
-from hilrp.batches import Batch, in_batches
+from hilrp.batches import Batch, alone, in_batches
 from hilrp.capture import Recorder
 from hilrp.checkpointing import find_checkpoints
 from hilrp.checks import check_input, check_model, ordinary, zero_score
@@ -148,11 +148,14 @@ class Explainer:
         question = Question(self.model, x, target, batch_size)
         check_model(self.model)
         found = in_batches(self._at_once, question, self.reference, batch, self._fitted)
-        alone = batch_size > 1 and (batch == 1 or (batch == "auto" and 1 in self._fitted.values()))
-        if alone and self._checks and samples_mix(self.model, x, batch_size):
-            found.notes["samples see each other: explained one at a time, each has the map that it has alone"] = (
-                batch_size
-            )
+        if self._checks and alone(question, batch, self._fitted):
+            mixed = samples_mix(self.model, x, batch_size)
+            if mixed:
+                found.notes["samples see each other: explained one at a time, each has the map that it has alone"] = (
+                    batch_size
+                )
+            elif mixed is None:
+                found.notes["not checked: whether samples see each other, since the model does not run on two"] = 1
         return found
 
     def _at_once(self, question: Question, reference: Reference | None) -> Explanation:

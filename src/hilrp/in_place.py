@@ -28,6 +28,8 @@ _ASSIGN: dict[str, Any] = {"copy": lambda value, *_: value, "fill": lambda value
 _RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims", "as_strided"])
 #: In-place calls whose kernel rounds differently from the one that works out of place.
 _ROUNDED = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addr"])
+#: Calls whose kernel may round differently where they have an ``out=``.
+_PRODUCTS = _ROUNDED | frozenset(["matmul", "mm", "bmm", "mv", "dot", "linear"])
 
 
 def written(name: str, works_in_place: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -37,7 +39,7 @@ def written(name: str, works_in_place: bool, args: tuple[Any, ...], kwargs: dict
 
 def with_target_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an in-place call with what it writes to in the first place, though it was given by name."""
-    name = next((name for name in ("input", "self", "tensor") if not args and name in kwargs), None)
+    name = next((name for name in ("input", "self", "tensor") if name in kwargs), None)
     return (args, kwargs) if name is None else ((kwargs[name],), {k: v for k, v in kwargs.items() if k != name})
 
 
@@ -47,9 +49,8 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         rest = {key: value for key, value in kwargs.items() if key != "out"}
         # An overload that is made for `out=` has one beside it that is not.
         made = engine.apply(func.overloadpacket if isinstance(func, OpOverload) else func, args, rest)
-        exact = _written_out(func, args, kwargs)
-        if isinstance(made, Tensor) and made.is_floating_point() and made.dtype == exact.dtype:
-            made = engine.exactly(made, exact)  # with an `out=` some products have kernels of their own
+        if name in _PRODUCTS:
+            made = engine.exactly(made, _written_out(func, args, kwargs))
         pairs = zip(tensors(kwargs["out"]), tensors(made), strict=True)
         stands = {id(new): _assign(engine, target, new) for target, new in pairs}
         return map_tensors(lambda t: stands[id(t)], made)
@@ -106,10 +107,11 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
         return value
 
 
-def _written_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _written_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The value that a call with ``out=`` gives, written to a copy."""
     with torch.no_grad():
-        return func(*args, **kwargs | {"out": map_tensors(_copy, kwargs["out"])})
+        value: Tensor = func(*args, **kwargs | {"out": _copy(kwargs["out"])})
+        return value
 
 
 def _is_view(index: Any) -> bool:
@@ -170,7 +172,7 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     levels = _levels_of(engine, root)
     levels.as_strided(*_place(target, root)).fill_(_code(tracker.info(new)))
     kept = None if target.numel() == root.numel() else tracker.memory(root)
-    new_root = engine.apply(write, (kept, new, tuple(root.shape), root.stride(), *_place(target, root)), {})
+    new_root = engine.apply_to(write, (kept, new, tuple(root.shape), root.stride(), *_place(target, root)), {})
     tracker.alias(root, new_root)
     tracker.regions.pop(id(root), None)
     tracker.regions[id(new_root)] = weakref.ref(new_root), levels
@@ -255,7 +257,7 @@ def refresh(engine: Engine, view: Tensor) -> Tensor:
     root = engine.tracker.root(view)
     assert root is not None
     _check_form(engine, view, root)
-    new = engine.apply(torch.as_strided, (engine.tracker.memory(root), *_place(view, root)), {})
+    new = engine.apply_to(torch.as_strided, (engine.tracker.memory(root), *_place(view, root)), {})
     if engine.tracker.is_detached(view):
         new = engine.apply(Tensor.detach, (new,), {})
     engine.tracker.alias(view, new)

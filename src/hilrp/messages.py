@@ -70,15 +70,15 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     """A tensor that came out of code that the engine can't see into."""
     node = tensor.grad_fn
     origin = node.name() if node is not None else "unknown"
-    function = getattr(node, "_forward_cls", None)
-    # torch's own nodes end in a digit (MulBackward0); a custom function's is named after its class.
-    custom = function is not None or origin.endswith("Backward")
-    source = "a custom autograd.Function" if custom else "code that was scripted, compiled or mapped, or an extension's"
     if origin == "BackwardHookFunctionBackward":
         return AuditError(
             f"The module {place(path)}, or one around it, has a full backward hook (register_full_backward_hook), which may change gradients: relevance would be "
             'what the hook makes of it. Remove the hook (its handle has remove()), or accept that with audit="warn".'
         )
+    function = getattr(node, "_forward_cls", None)
+    # torch's own nodes end in a digit (MulBackward0); a custom function's is named after its class.
+    custom = function is not None or origin.endswith("Backward")
+    source = "a custom autograd.Function" if custom else "code that was scripted, compiled or mapped, or an extension's"
     registered = "TheModuleClass" if function is None else function.__name__
     return AuditError(
         f"A tensor that `{consumer}` uses in {place(path)} depends on the input through operations that hilrp did not see: "
@@ -87,6 +87,14 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
         f'    hilrp.register({registered}, "activation")   # or a surrogate function of the same arguments (a module comes first)\n'
         "or use the plain Python form of that code (many libraries have a switch for it), or accept the raw gradient with "
         'audit="warn".'
+    )
+
+
+def not_given(path: str, consumer: str) -> str:
+    """A module that runs again uses a tensor of the pass that it wasn't called with."""
+    return (
+        f"`{consumer}` in {place(path)} uses a tensor that depends on the input and that the module around it wasn't called with (it was kept in an attribute, "
+        "or in a closure). Such a module can't run again: leave it out of checkpoint=."
     )
 
 
@@ -165,6 +173,11 @@ def false_reference(
 def by_choice(name: str, path: str) -> str:
     """Numbers that were made of masks and indices."""
     return f"what `{name}` in {place(path)} makes depends on the input through whole numbers or masks alone, and carries no relevance"
+
+
+def whole_numbers(name: str, path: str) -> str:
+    """Whole numbers that are values."""
+    return f"`{name}` in {place(path)} takes whole numbers that depend on the input, which carry no relevance"
 
 
 def read_out(where: str) -> str:

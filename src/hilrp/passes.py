@@ -139,10 +139,10 @@ class Pass:
             with engine:
                 output = self._forward(model, inputs)
             output = map_objects(engine.current, output)  # what the model wrote in place is in other tensors
-            values = engine.tally.values.total()
+            values = engine.tally.values_read.total()
             with engine, engine.unwatched() if is_own(target) else nullcontext():
                 found = score_of(output, target, batch)
-            self._target_reads = not is_own(target) and engine.tally.values.total() > values
+            self._target_reads = not is_own(target) and engine.tally.values_read.total() > values
             score = engine.current(found.value)
         _check_score(engine, score)
         watch([score])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp import messages
+from hilrp.checks import tolerance
 from hilrp.errors import AuditError, HilrpError
 from hilrp.memory import shortage
 from hilrp.passes import Outcome, as_written, autocast_without_cache, call_model
@@ -52,7 +53,7 @@ class _Memory:
     """
 
     checked: set[Hashable] = field(default_factory=set)
-    mixed: dict[Hashable, bool] = field(default_factory=dict)
+    mixed: dict[Hashable, bool | None] = field(default_factory=dict)
     constant: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def knows(self, place: str, tensor: Tensor) -> bool:
@@ -103,45 +104,45 @@ class Comparison:
         if first or related or unknown or mixing:
             with _as_it_was(self.x):
                 try:
-                    self._compare(first, related, bool(unknown), mixing, findings)
+                    decided = self._compare(first, related, bool(unknown), mixing, findings)
                 except Exception as error:
                     if isinstance(error, HilrpError) or shortage(error):
                         raise
                     reason = f"anything beside a plain pass, which raised {type(error).__name__}: {error}"
                     findings.unchecked.append(reason)
                     return findings
-        if unknown and not findings.errors:
-            memory.constant = {}
-            for place, t in self.found.strangers:
-                memory.constant.setdefault(place, []).append(t)
+            if unknown and decided:
+                memory.constant = {}
+                for place, t in self.found.strangers:
+                    memory.constant.setdefault(place, []).append(t)
         if mixing:
             memory.mixed[form] = findings.mixed
-        findings.mixed = memory.mixed.get(form, False)
+        findings.mixed = bool(memory.mixed.get(form))
         if not findings.errors and not findings.unchecked:
             memory.checked.add(form)
         return findings
 
-    def _compare(self, first: bool, related: bool, unknown: bool, mixing: bool, findings: Findings) -> None:
-        """Runs the model; on the input last, so that what it keeps of a call is of that one."""
+    def _compare(self, first: bool, related: bool, unknown: bool, mixing: bool, findings: Findings) -> bool:
+        """Runs the model, and says whether tensors from elsewhere are known to be constants.
+
+        On the input last, so that what it keeps of a call is of that one; not where the reference alone was asked for, which can be
+        at every call.
+        """
         if related:
             self._check_reference(findings)
-        if unknown:
-            self._check_strangers(findings)
+        constant = unknown and self._check_strangers(findings)
         changed = self._scores_of_changed(findings) if mixing else []
-        plain = self._output(self.x)
-        if first:
-            self._check_score(plain, findings)
-        findings.mixed = self._mixes(plain, changed, findings)
+        if first or unknown or mixing:
+            plain = self._output(self.x)
+            if first:
+                self._check_score(plain, findings)
+            findings.mixed = self._mixes(plain, changed, findings)
+        return constant
 
     def _form(self) -> Hashable:
-        kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(self.x))
-        structure = hash(
-            tuple((type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in self.model.modules())
-        )
         # Not the function itself, which may hold the model.
         target = getattr(self.target, "__code__", type(self.target)) if callable(self.target) else None
-        autocast = tuple(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
-        return kinds, structure, target, self.batch > 1, self.reference is not None, autocast
+        return _circumstances(self.model, self.x), target, self.batch > 1, self.reference is not None
 
     def _output(self, x: Any) -> Any:
         return _output(self.model, x)
@@ -239,32 +240,32 @@ class Comparison:
             if a.is_floating_point()
         )
 
-    def _check_strangers(self, findings: Findings) -> None:
-        """Which of the tensors whose making wasn't seen are others on another input."""
+    def _check_strangers(self, findings: Findings) -> bool:
+        """Whether all of the tensors whose making wasn't seen are the same on another input."""
         held = getattr(self.model, "holds_fixed", None)
         if held is not None:
             findings.notes.append(f"held fixed, and without relevance: {held}")
-            return
+            return True
         try:
             others = self.follow(map_tensors(partial(_changed, batch=self.batch), self.x))
+            # What a model keeps between calls comes from elsewhere the second time only.
+            changed = [each for each in self.found.strangers if not _is_among(each, others)]
+            again = self.follow(self.x) if changed else []
         except Exception as error:
             if shortage(error):
                 raise
             findings.unchecked.append("whether tensors from outside the pass depend on the input")
-            return
-        # What a model keeps between calls comes from elsewhere the second time only.
-        others = [each for each in self.found.strangers if not _is_among(each, others)]
-        if not others:
-            return
-        again = self.follow(self.x)
-        places = [place for place, _ in others]
-        random = [place for place, t in others if not _is_among((place, t), again)]
+            return False
+        dependent = [place for place, t in changed if _is_among((place, t), again)]
+        random = [place for place, t in changed if not _is_among((place, t), again)]
+        if dependent:
+            findings.errors.append(messages.unseen_origin(dependent))
         if random:
             findings.unchecked.append(
-                f"whether tensors from outside the pass depend on the input: those that {', '.join(dict.fromkeys(random))} use change from call to call"
+                "whether tensors from outside the pass depend on the input: "
+                f"those that {', '.join(dict.fromkeys(random))} use change from call to call"
             )
-        else:
-            findings.errors.append(messages.unseen_origin(places))
+        return not changed
 
     def _scores_of_changed(self, findings: Findings) -> list[tuple[Tensor, Tensor]]:
         """Which samples were kept, and all scores: half of the samples are changed, then the other half."""
@@ -297,33 +298,49 @@ class Comparison:
         return True
 
 
-def samples_mix(model: nn.Module, x: Any, batch: int) -> bool:
-    """Whether the output of the first of two samples changes with the second; of a model that is random, or doesn't take two, no."""
+def samples_mix(model: nn.Module, x: Any, batch: int) -> bool | None:
+    """Whether the output of the first of two samples changes with the second; ``None`` if that can't be said."""
     known = _memory.setdefault(model, _Memory()).mixed
-    kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(x))
-    if kinds in known:
-        return known[kinds]
+    form = _circumstances(model, x)
+    if form not in known:
+        with _as_it_was(x):
+            known[form] = _second_matters(model, x, batch)
+    return known[form]
+
+
+def _second_matters(model: nn.Module, x: Any, batch: int) -> bool | None:
     first = torch.tensor([True, False])
 
     def of_first(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
         two = map_tensors(lambda t: change(t[:2]) if t.shape[:1] == (batch,) else t, x)
         found = [t for t in tensors(_output(model, two)) if t.is_floating_point() and t.shape[:1] == (2,)]
-        return [t[0].double() for t in found]
+        return [t[0].reshape(1, -1) for t in found if t.numel()]
 
     try:
-        with _as_it_was(x):
-            other = of_first(partial(_changed, batch=2, kept=first))
-            again, plain = of_first(Tensor.clone), of_first(Tensor.clone)
-    except Exception as error:
-        if shortage(error):
-            raise
-        return False
-    apart = not all(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()), equal_nan=True)
-        for a, b in zip(other, plain, strict=True)
+        other, again, plain = (
+            of_first(change) for change in (partial(_changed, batch=2, kept=first), Tensor.clone, Tensor.clone)
+        )
+    except Exception:  # it doesn't take two samples, or memory doesn't
+        return None
+    if len(again) != len(plain) or not all(map(torch.equal, again, plain)):
+        return None
+    return [t.shape for t in other] != [t.shape for t in plain] or any(
+        _differ(a.double(), b.double(), tolerance([b.dtype], b.device)) for a, b in zip(other, plain, strict=True)
     )
-    known[kinds] = apart and all(map(torch.equal, again, plain))
-    return known[kinds]
+
+
+def _differ(a: Tensor, b: Tensor, limit: float) -> bool:
+    apart = (a - b).abs() > limit * torch.maximum(b.abs(), _median(b)[:, None]).nan_to_num(0.0, 0.0, 0.0)
+    return bool((apart | (a.isfinite() != b.isfinite())).any())
+
+
+def _circumstances(model: nn.Module, x: Any) -> Hashable:
+    """What an answer about a model holds for: the form of its input, its structure and modes, and autocast."""
+    kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(x))
+    structure = hash(
+        tuple((type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules())
+    )
+    return kinds, structure, tuple(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
 
 
 def _output(model: nn.Module, x: Any) -> Any:

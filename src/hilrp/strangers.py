@@ -30,6 +30,6 @@ class Strangers:
         if self._held.get(id(tensor)) == writes_to(tensor):
             return
         if not (self._tracker.is_made(tensor) or self._tracker.is_choice(tensor)):
-            self._tracker.make(tensor)
+            self._tracker.vouch(tensor)
             # A copy: its memory may be written to before it is compared.
             self._tally.strangers.append((f"`{name}` in {messages.place(path)}", tensor.detach().clone()))

@@ -197,25 +197,44 @@ QUERIES = frozenset(
 #: Calls that take a tensor's values out of torch: as Python numbers, as an array, or as an address in memory. Any other
 #: call that returns no tensor does so, too (``torch.equal``); these would fail on a tensor with a graph.
 READ_OUTS = frozenset("item tolist numpy array dlpack data_ptr untyped_storage storage format repr".split())
-#: Operations whose result has a shape that depends on values: each of its sizes is a number that leaves torch.
-SHAPED_BY_VALUES = frozenset(
-    "nonzero argwhere where unique unique_consecutive _unique2 masked_select getitem repeat_interleave bincount torchvision::nms".split()
+#: Operations in which whole numbers are values, and no indices.
+TAKES_WHOLE_NUMBERS = frozenset(
+    "add sub rsub mul div rdiv rtruediv pow rpow where masked_fill cat stack hstack vstack clamp clamp_min clamp_max threshold maximum "
+    "minimum lerp addcmul addcdiv".split()
 )
-#: In-place operations that leave nothing of what was there.
+#: In-place operations that leave nothing of what was there, those of torch.nn.init among them.
 FILLS = frozenset(
     "zero fill uniform normal bernoulli exponential random cauchy log_normal geometric kaiming_uniform kaiming_normal xavier_uniform "
     "xavier_normal trunc_normal constant ones zeros eye dirac orthogonal sparse".split()
 )
+#: Operations whose result has a shape that depends on values, and the arguments that it depends on: each of its sizes is a number that
+#: leaves torch. Of those without arguments here, it is whole numbers that are given as single tensors (``torch.zeros(n)``).
+SHAPED_BY_VALUES: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys("nonzero argwhere unique unique_consecutive _unique2 bincount one_hot".split(), ((0, "input"),)) | {
+    "masked_select": ((1, "mask"),),
+    "repeat_interleave": ((1, "repeats"),),
+    "tensor_split": ((1, "tensor_indices_or_sections"), (1, "indices_or_sections")),
+    "torchvision::nms": ((0, "dets"), (1, "scores")),
+} | dict.fromkeys(
+    "arange range linspace logspace zeros ones full empty eye rand randn randint tril_indices triu_indices new_zeros new_ones new_full new_empty "
+    "narrow expand repeat tile split chunk topk view reshape unflatten pad unfold getitem setitem where".split(),
+    (),
+)  # fmt: skip
 
 
 def shaping(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Of the operands of such an operation those whose values its result's shape depends on."""
-    operands = tensors((args, kwargs))
-    if name == "getitem":
-        return [t for t in operands[1:] if t.dtype in (torch.bool, torch.uint8)]
+    if name in ("getitem", "setitem"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        masks = [t for t in index if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)]
+        return (masks if name == "getitem" else []) + tensors([part for part in index if isinstance(part, slice)])
     if name == "where":
-        return operands if len(args) + len(kwargs) == 1 else []
-    return operands[1:] if name in ("masked_select", "repeat_interleave") else operands
+        return tensors((args, kwargs)) if len(args) + len(kwargs) == 1 else []
+    if name == "repeat_interleave" and len(args) + len(kwargs) == 1:
+        return tensors((args, kwargs))
+    named = SHAPED_BY_VALUES[name]
+    if not named:
+        return [t for t in tensors((args, kwargs)) if t.ndim == 0 and not t.is_floating_point()]
+    return tensors([args[i] if i < len(args) else kwargs.get(key) for i, key in named])
 
 
 @lru_cache(maxsize=4096)

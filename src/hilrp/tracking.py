@@ -24,7 +24,8 @@ def writes_to(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _root(tensor: Tensor) -> Tensor:
+def _base(tensor: Tensor) -> Tensor:
+    """The tensor that torch takes for the owner of this one's memory."""
     return tensor if tensor._base is None else tensor._base
 
 
@@ -57,7 +58,8 @@ class Tally:
         gates: What products held fixed.
         dtypes: The types that the pass computed in.
         sites: Calls of an operation in a module.
-        read_outs: Where values that depend on the input left torch, as numbers or arrays; ``values``: those that were no whole numbers.
+        read_outs: Where values that depend on the input left torch, as numbers or arrays.
+        values_read: Of these, those that were no whole numbers, by operation.
         strangers: Where a tensor came in that the engine had not seen being made, and that tensor.
         problems: What a strict audit raises.
     """
@@ -68,7 +70,7 @@ class Tally:
     dtypes: set[torch.dtype] = field(default_factory=set)
     sites: Counter[tuple[str, str]] = field(default_factory=Counter)
     read_outs: Counter[str] = field(default_factory=Counter)
-    values: Counter[str] = field(default_factory=Counter)
+    values_read: Counter[str] = field(default_factory=Counter)
     strangers: list[tuple[str, Tensor]] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
 
@@ -85,9 +87,9 @@ class Tracker:
         self._references: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._choices: dict[int, weakref.ref[Tensor]] = {}
         self._reshaped: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
-        self._constants: dict[int, weakref.ref[Tensor]] = {}
-        #: By the identity of a constant's memory, torch's count of writes to it that the engine saw.
-        self._writes: dict[int, int] = {}
+        #: Constants whose making the engine saw, with torch's count of writes to them that it saw, and by their memory.
+        self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self._used: dict[int, weakref.ref[Tensor]] = {}
         #: Of tensors that were written to in parts, the gate level of each element.
         self.regions: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
@@ -128,8 +130,8 @@ class Tracker:
 
     def is_choice(self, tensor: Tensor) -> bool:
         """Whether the tensor depends on the input, but holds whole numbers or truth values."""
-        found = self._choices.get(id(tensor))
-        return found is not None and found() is tensor
+        found = [(each, self._choices.get(id(each))) for each in (tensor, tensor._base) if each is not None]
+        return any(reference is not None and reference() is each for each, reference in found)
 
     @property
     def has_masks(self) -> bool:
@@ -137,25 +139,40 @@ class Tracker:
         return bool(self._choices)
 
     def make(self, tensor: Tensor) -> None:
-        """Enters a constant that was made, or written to, while the engine looked on."""
-        self._constants[id(tensor)] = weakref.ref(tensor)
-        self._writes[id(_root(tensor))] = writes_to(tensor)
+        """Enters a constant that the engine saw being made; not a view of one that was written to unseen."""
+        base = tensor._base
+        if base is not None and id(base) in self._constants and not self.is_made(base):
+            return
+        self.vouch(tensor)
+
+    def vouch(self, tensor: Tensor) -> None:
+        """Enters a constant as it is now."""
+        if id(tensor) not in self._constants or self._constants[id(tensor)][0]() is not tensor:
+            self._sharing.setdefault(id(_base(tensor)), []).append(weakref.ref(tensor))
+        self._constants[id(tensor)] = weakref.ref(tensor), writes_to(tensor)
+
+    def wrote(self, tensor: Tensor, before: int) -> None:
+        """Notes a write to a constant that the engine saw: what was known of its memory before, is so now."""
+        for reference in self._sharing.get(id(_base(tensor)), ()):
+            each = reference()
+            if each is not None and _base(each) is _base(tensor) and self._constants[id(each)][1] == before:
+                self._constants[id(each)] = reference, writes_to(tensor)
 
     def use(self, tensor: Tensor) -> None:
         """Notes a constant that a graph may keep, so that it must not be written to."""
-        root = _root(tensor)
+        root = _base(tensor)
         self._used[id(root)] = weakref.ref(root)
 
     def is_used(self, tensor: Tensor) -> bool:
         """Whether a graph may keep a constant, or another part of its memory."""
-        root = _root(tensor)
+        root = _base(tensor)
         found = self._used.get(id(root))
         return found is not None and found() is root
 
     def is_made(self, tensor: Tensor) -> bool:
         """Whether the engine saw a constant being made, and all that was written to it since."""
         found = self._constants.get(id(tensor))
-        return found is not None and found() is tensor and self._writes[id(_root(tensor))] == writes_to(tensor)
+        return found is not None and found[0]() is tensor and found[1] == writes_to(tensor)
 
     def watch(self, leaf: Tensor, layout: Layout | None, reference: Tensor | None = None) -> Tensor:
         """The model's input for this pass: a copy of ``leaf`` that is tracked, so that the model may write to it."""
@@ -191,7 +208,8 @@ class Tracker:
         """Notes a tensor that shares its memory with another, unknown to autograd."""
         root = self.root(source)
         root = source if root is None else root
-        self._detached[id(tensor)] = weakref.ref(tensor), weakref.ref(root)
+        key, table = id(tensor), self._detached
+        table[key] = weakref.ref(tensor, lambda _: table.pop(key, None)), weakref.ref(root)
         self._views.setdefault(id(root), []).append(weakref.ref(tensor))
 
     def is_detached(self, tensor: Tensor) -> bool:
@@ -248,6 +266,6 @@ class Tracker:
         """Lets go of the pass's tensors."""
         for table in (
             self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references, self._choices,
-            self._constants, self._writes, self._used, self.regions, self._reshaped,
+            self._constants, self._sharing, self._used, self.regions, self._reshaped,
         ):  # fmt: skip
             table.clear()

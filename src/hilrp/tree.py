@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 #: What a call's arguments mostly are besides tensors and sequences.
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, slice)
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -29,6 +29,8 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
             _collect(item, found)
     elif isinstance(tree, _PLAIN):
         return
+    elif isinstance(tree, slice):
+        _collect((tree.start, tree.stop, tree.step), found)
     elif isinstance(tree, Mapping):
         for item in tree.values():
             _collect(item, found)
@@ -43,6 +45,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
         return function(tree)
     if isinstance(tree, _PLAIN):
         return tree
+    if isinstance(tree, slice):
+        return slice(*(map_tensors(function, each) for each in (tree.start, tree.stop, tree.step)))
     if isinstance(tree, (tuple, list)):
         items = [map_tensors(function, item) for item in tree]
         if hasattr(tree, "_fields"):

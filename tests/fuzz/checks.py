@@ -253,7 +253,8 @@ def digits_lost(case: Case, reference: Any) -> float:
     """How far relevance may be apart because the two scores of the plain model agree in most of their digits."""
     with torch.no_grad():
         score, before = Plain(case).score, score_of(case, run(case.model, reference))
-    return float((1e-14 * torch.maximum(score.abs(), before.abs()) / (score - before).abs()).max())
+    lost = 1e-14 * torch.maximum(score.abs(), before.abs()) / (score - before).abs()
+    return min(float(lost.max()), 1e-4)  # where nothing is left of the difference, there is no map to compare
 
 
 def check_same(kind: str, one: Any, other: Any, score: Tensor | None = None, lost: float = 0.0) -> list[Finding]:
@@ -261,8 +262,8 @@ def check_same(kind: str, one: Any, other: Any, score: Tensor | None = None, los
     findings = []
     for a, b in zip(tensors(one), tensors(other), strict=True):
         scale = torch.maximum(a.abs().max(), b.abs().max()) if a.numel() else a.new_zeros(())
-        if score is not None:  # relevance far smaller than the score has the score's rounding: 1e-13 of it are allowed
-            scale = torch.maximum(scale, 1e-4 * score.abs().max())
+        if score is not None:  # relevance that is nothing but the rounding of a score
+            scale = torch.maximum(scale, 1e-6 * score.abs().max())
         difference = (a - b).abs().max() if a.numel() else a.new_zeros(())
         if not bool(difference <= max(SAME, lost) * scale):
             findings.append(Finding(kind, f"differ by {float(difference / scale):.2g} of the largest relevance"))

@@ -52,7 +52,7 @@ def layer(call: Call) -> Tensor:
         return y
     y = linearised(y + linear.along_channels(call, bias), call.value())
     if not bias.requires_grad:
-        call.book(y, linear.along_channels(call, bias), "bias")
+        call.book(y, linear.along_channels(call, bias), call.kind([bias], "bias"))
     return y
 
 

@@ -144,6 +144,7 @@ class Call:
         module: The innermost module that is running, if any.
         reference: The same call on the reference input, where there is one.
         layers: Where linear layers are counted.
+        depends: Whether a tensor depends on the input in any way, be it as whole numbers.
         operands: All tensors among the arguments.
     """
 
@@ -158,6 +159,7 @@ class Call:
     module: torch.nn.Module | None = None
     reference: Reference | None = None
     layers: Layers = field(default_factory=Layers)
+    depends: Callable[[Tensor], bool] = lambda _: False
     operands: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,6 +188,11 @@ class Call:
             return
         constant, write = constant.detach(), self.account(output, kind)
         output.register_hook(lambda g: write(constant, g))
+
+    def kind(self, constants: Iterable[Any], otherwise: str) -> str:
+        """What an account of constants is called: ``"gate"``, if one of them depends on the input."""
+        given = [t for t in constants if isinstance(t, Tensor) and not t.requires_grad]
+        return "gate" if any(self.varies(t) or self.depends(t) for t in given) else otherwise
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name."""

@@ -42,7 +42,7 @@ def _secant(call: Call, offset: bool) -> Tensor:
         at_zero = call.run(lambda t: t.new_zeros(()) if t is a else t)
         origin = torch.where(a.isinf(), y, at_zero)
     y = secant(a, y, origin)
-    call.book(y, origin, "activation at zero")
+    call.book(y, origin, call.kind(call.operands, "activation at zero"))
     return y
 
 

@@ -66,7 +66,7 @@ def add(call: Call) -> Tensor:
     constant, weight = (operands[1], weights[1]) if _carries(operands[0]) else (operands[0], weights[0])
     if not isinstance(constant, Tensor):
         constant = y.new_full((), constant)
-    call.book(y, constant * weight, "gate" if call.varies(constant) else "constant")
+    call.book(y, constant * weight, call.kind([constant], "constant"))
     return y
 
 
@@ -82,7 +82,7 @@ def hypot(call: Call) -> Tensor:
     y = shared(value, carriers, [slopes[id(t)] for t in carriers])
     for c in call.operands:
         if not c.requires_grad:
-            call.book(y, c * slopes[id(c)], "gate" if call.varies(c) else "constant")
+            call.book(y, c * slopes[id(c)], call.kind([c], "constant"))
     return y
 
 
@@ -90,20 +90,24 @@ def affine(call: Call, kind: str = "constant") -> Any:
     """An affine map ``y = A a + c`` of any form (cat, pad, where, masked_fill): the constant is its value at zero."""
     call, y = placed(call)
     if isinstance(y, Tensor) and y.requires_grad and _has_constant(call):
-        call.book(y, call.at_zero(), kind)
+        whole = call.name in ("where", "masked_fill", "cat", "stack", "hstack", "vstack")  # of others they are indices
+        values = [t for t in call.operands if whole or t.is_floating_point() or t.is_complex()]
+        call.book(y, call.at_zero(), call.kind(values, kind))
     return y
 
 
 def placed(call: Call) -> tuple[Call, Any]:
     """An affine call and its result; a call that writes to places by index becomes a selection from what was there and what is written.
 
-    Of several writes to one place the last counts, but torch's backward gives all of them their part.
+    Of several writes to one place the last counts, but torch's backward gives all of them their part. (On a GPU torch doesn't say which
+    is the last.)
     """
     numbers = [t for t in call.operands if t.is_floating_point() or t.is_complex()]
     plain = call.kwargs.get("reduce") is None and not (
         call.name == "index_put" and call.argument(3, "accumulate", False)
     )
-    if call.name not in _PLACED or len(numbers) < 2 or not plain:
+    by_mask = any(t.dtype in (torch.bool, torch.uint8) for t in call.operands)
+    if call.name not in _PLACED or len(numbers) < 2 or not plain or by_mask:
         return call, call.run()
     with torch.no_grad():
         ends = list(itertools.accumulate(t.numel() for t in numbers))
@@ -115,7 +119,7 @@ def placed(call: Call) -> tuple[Call, Any]:
 
     def taken(*args: Any, **kwargs: Any) -> Tensor:
         given = [t for t in tensors((args, kwargs)) if t.is_floating_point() or t.is_complex()]
-        return torch.cat([t.to(given[0].dtype).flatten() for t in given])[sources]
+        return torch.cat([t.to(given[0]).flatten() for t in given])[sources]
 
     selection = replace(call, func=taken)
     return selection, linearised(selection.run(), call.value())
