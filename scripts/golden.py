@@ -38,7 +38,7 @@ def arrays() -> Iterator[tuple[str, Tensor]]:
         for dtype in (torch.float64, torch.float32):
             loaded = hilrp.load(f"zoo/{family}")
             model = loaded.model.to(dtype).eval()
-            x = loaded.batch([PIL.Image.fromarray(scene.image) for scene in Scenes(2, seed=3)]).to(dtype)
+            x = loaded.batch([PIL.Image.fromarray(scene.image) for scene in Scenes(seed=3, count=2)]).to(dtype)
             cases = [(name, hilrp.Rules.named(name), None) for name in PLAIN]
             cases += [(f"{name} relative", rules, 0.1 * x.flip(-1)) for name, rules in RELATIVE.items()]
             for name, rules, reference in cases:
