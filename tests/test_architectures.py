@@ -49,7 +49,9 @@ def test_architectures_of_the_paper(name, dtype, monkeypatch):
         # timm's linear attention casts to float32 by itself, in float64 too: the books would close to 1e-9 only.
         monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     size = 128 if name.startswith(("convnext", "resnet")) else model.default_cfg["input_size"][-1]
-    assert_sound(model, torch.randn(2, 3, size, size, dtype=dtype), dtype)
+    # That samples are told apart is seen on the smaller ones.
+    batch = 1 if name in SMALLER and dtype == torch.float32 else 2
+    assert_sound(model, torch.randn(batch, 3, size, size, dtype=dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

@@ -140,10 +140,10 @@ class Tracker:
 
     def make(self, tensor: Tensor) -> None:
         """Enters a constant that the engine saw being made; not a view of one that was written to unseen."""
-        base = tensor._base
-        if base is not None and id(base) in self._constants and not self.is_made(base):
-            return
-        self.vouch(tensor)
+        base = _base(tensor)
+        known = self._constants.get(id(base))
+        if base is tensor or known is None or known[0]() is not base or self.is_made(base):
+            self.vouch(tensor)
 
     def vouch(self, tensor: Tensor) -> None:
         """Enters a constant as it is now."""

@@ -11,7 +11,7 @@ from fuzz.operations import operations, random_choice, table_name
 
 PARTS = 8
 #: How many calls of every operation of the table.
-CALLS = 3
+CALLS = 2
 LISTED = [name for name in operations() if table_name(name) is not None]
 
 
