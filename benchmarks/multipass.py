@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.bench.batches import without_graph
-from hilrp.bench.measures import randomised
-from hilrp.bench.methods import find, quantus_explain_func
-from hilrp.bench.methods.perturbation import grid, occlusion, rise, rise_masks
-from hilrp.bench.metrics.faithfulness import flipping, pearson
-from hilrp.bench.metrics.shapley import orders, shapley_values, spearman
+from hilrp.jobs.bench.batches import without_graph
+from hilrp.jobs.bench.measures import randomised
+from hilrp.jobs.bench.methods import find, quantus_explain_func
+from hilrp.jobs.bench.methods.perturbation import grid, occlusion, rise, rise_masks
+from hilrp.jobs.bench.metrics.faithfulness import flipping, pearson
+from hilrp.jobs.bench.metrics.shapley import orders, shapley_values, spearman
 
 CELLS, STEPS, PATCH = 8, 16, 32
 QUIET = {"abs": False, "normalise": False, "disable_warnings": True, "display_progressbar": False}

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import hilrp
-from hilrp.bench.metrics.shapley import spearman
+from hilrp.jobs.bench.metrics.shapley import spearman
 
 SHARED = Path(os.environ.get("HILRP_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 MODELS = ("tiny_vit_5m_224", "deit_tiny_patch16_224", "mobilenetv2_100")

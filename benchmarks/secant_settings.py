@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 import hilrp
 from hilrp import Rules
-from hilrp.bench.data import Inputs, find, inputs_for
-from hilrp.bench.metrics import localisation
-from hilrp.bench.metrics.faithfulness import flip_areas
-from hilrp.libraries.loaded import Loaded
-from hilrp.references import Blurred
+from hilrp.attribution.references import Blurred
+from hilrp.jobs.bench.data import Inputs, find, inputs_for
+from hilrp.jobs.bench.metrics import localisation
+from hilrp.jobs.bench.metrics.faithfulness import flip_areas
+from hilrp.models.libraries.loaded import Loaded
 
 MODELS = {
     "timm/deit_tiny_patch16_224": "deit_tiny_patch16_224",

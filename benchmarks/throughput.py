@@ -20,18 +20,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hilrp.explainer import Explainer
-from hilrp.run import engines
-from hilrp.run.items import find
-from hilrp.run.store import Store
-from hilrp.run.worker import Job, Worker
+from hilrp.attribution.explainer import Explainer
+from hilrp.jobs.run import executors as engines
+from hilrp.jobs.run.items import find
+from hilrp.jobs.run.store import Store
+from hilrp.jobs.run.worker import Job, Worker
 
 
 def make():
     """The model, as a worker loads it: benchmarks/ is where it looks."""
     import timm
 
-    from hilrp.libraries.timm import preprocessing
+    from hilrp.models.libraries.timm import preprocessing
 
     torch.manual_seed(0)
     model = timm.create_model(os.environ["HILRP_BENCHMARK_MODEL"]).eval().requires_grad_(False)

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hilrp.coverage.report import markdown_page, with_missing
-from hilrp.coverage.store import Settings, read_rows
+from hilrp.jobs.coverage.report import markdown_page, with_missing
+from hilrp.jobs.coverage.store import Settings, read_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import hilrp
-from hilrp.plotting import overlay
+from hilrp.attribution.plotting import overlay
 from hilrp.scenes import Scenes
 
 ROOT = Path(__file__).resolve().parent.parent

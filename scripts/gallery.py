@@ -25,11 +25,11 @@ from PIL import Image
 from torch import Tensor
 
 import hilrp
-from hilrp.bench.views import METHODS, OBJECTIVES, encoder
-from hilrp.plotting import overlay
+from hilrp.attribution.plotting import overlay
+from hilrp.attribution.texts import ImageText, ImageTower, similarity
+from hilrp.jobs.bench.views import METHODS, OBJECTIVES, encoder
 from hilrp.scenes import CLASSES, Scene, Scenes
 from hilrp.targets import Contrast, Cosine, Detection, Direction, Region, Views
-from hilrp.texts import ImageText, ImageTower, similarity
 from hilrp.zoo.towers import pieces, tokenise
 
 SEED = 31

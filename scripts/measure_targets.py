@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 import hilrp
-from hilrp.bench.methods import find
-from hilrp.bench.metrics import localisation
-from hilrp.bench.report import Row, Shown, as_table
-from hilrp.bench.summary import estimate
+from hilrp.attribution.texts import ImageText, ImageTower, caption_embeddings, similarity
+from hilrp.jobs.bench.methods import find
+from hilrp.jobs.bench.metrics import localisation
+from hilrp.jobs.bench.report import Row, Shown, as_table
+from hilrp.jobs.bench.summary import estimate
 from hilrp.scenes import CLASSES, Scene, Scenes, Thing
 from hilrp.scenes.objects import COLOURS
 from hilrp.targets import Cosine, Detection, Region, settled
-from hilrp.texts import ImageText, ImageTower, caption_embeddings, similarity
 from hilrp.zoo.architectures import OTHERS
 from hilrp.zoo.towers import tokenise
 

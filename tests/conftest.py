@@ -100,7 +100,7 @@ def photographs(transform: object, count: int) -> torch.Tensor:
 @pytest.fixture(scope="session")
 def desk():
     """Who explains what is asked on the page."""
-    from hilrp.app.desk import Desk
+    from hilrp.app.controller import Desk
     from hilrp.app.models import Models
 
     return Desk(Models())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hilrp
-from hilrp.rules import Rules
+from hilrp.method.rules import Rules
 
 F64 = torch.float64
 #: Samples, tokens, heads, features of a head, features.

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hilrp.primitives import fused
+from hilrp.method.fast import triton_kernels as fused
 
 #: Types of what isn't of the type of the model's numbers.
 TYPES = {

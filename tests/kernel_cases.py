@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hilrp.layout import Layout
-from hilrp.ledger import Books, Site
-from hilrp.primitives import fused, kernels
-from hilrp.tree import tensors
+from hilrp.method.fast import kernels
+from hilrp.method.fast import triton_kernels as fused
+from hilrp.method.ledger import Books, Site
+from hilrp.method.sample_axis import Layout
+from hilrp.util.nested import tensors
 
 Case = tuple[str, Callable[[], Any], bool]
 SHAPES = [(1,), (3, 5, 7), (2, 1025), (2, 6, 5, 3)]

@@ -6,7 +6,7 @@ import pytest
 import timm
 from torch import nn
 
-from hilrp.building import randomise_constants
+from hilrp.models.random_models import randomise_constants
 
 
 def randomised(model: nn.Module) -> nn.Module:

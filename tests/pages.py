@@ -12,7 +12,7 @@ pytest.importorskip("gradio")
 
 
 from hilrp.app import pictures
-from hilrp.app.desk import Desk
+from hilrp.app.controller import Desk
 from hilrp.app.results import Result
 from hilrp.app.sessions import Session
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hilrp.cli import app
-from hilrp.run.results import Results
+from hilrp.jobs.run.results import Results
 from hilrp.scenes import CLASSES, Scenes
 
 COUNT = 7

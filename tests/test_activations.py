@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hilrp
-from hilrp.ledger import Books
-from hilrp.passes import Pass
-from hilrp.primitives.functions import secant, through_origin
-from hilrp.rules import Rules
+from hilrp.attribution.forward_backward import Pass
+from hilrp.method.autograd import secant, through_origin
+from hilrp.method.ledger import Books
+from hilrp.method.rules import Rules
 
 F64 = torch.float64
 

@@ -17,15 +17,15 @@ from safetensors.torch import save_file
 
 import hilrp
 from hilrp.app import pictures
-from hilrp.app.desk import Desk
+from hilrp.app.controller import Desk
 from hilrp.app.models import Models
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import PICTURES, Session
-from hilrp.errors import InputError
+from hilrp.attribution.plotting import shares
 from hilrp.pages.charts import waterfall
 from hilrp.pages.viewer import _safe
-from hilrp.plotting import shares
-from hilrp.tree import tensors
+from hilrp.util.errors import InputError
+from hilrp.util.nested import tensors
 from pages import asked, begun, encoded, sent
 
 # Pictures -------------------------------------------------------------------------------------------------------------

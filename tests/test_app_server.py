@@ -21,8 +21,8 @@ from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
 from hilrp.app.server import make_app
 from hilrp.app.sessions import Session, Sessions
 from hilrp.app.table import comparison_table
-from hilrp.bench.methods import METHODS, Method
-from hilrp.errors import InputError
+from hilrp.jobs.bench.methods import METHODS, Method
+from hilrp.util.errors import InputError
 from pages import asked, begun, encoded, sent
 
 # Comparisons ----------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_actions(desk, tmp_path):
 def test_a_model_that_fails_leaves_everything_as_it_was(desk, monkeypatch):
     session = begun(desk)
     before, result = session.loaded, session.result
-    monkeypatch.setattr("hilrp.app.desk.predict", lambda *_: 1 / 0)
+    monkeypatch.setattr("hilrp.app.controller.predict", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         desk.model(session, "zoo/resnet")
     assert (session.loaded, session.result) == (before, result)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import hilrp
 from blocks import Block, X, raises
-from hilrp.primitives import reindexing
-from hilrp.table import TABLE, Row
+from hilrp.method import reindexing
+from hilrp.method.table import TABLE, Row
 
 
 class Square(torch.autograd.Function):

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import hilrp
-from hilrp.explanation import Explanation
-from hilrp.memory import in_parts, shortage
-from hilrp.references import Constant, Neutral
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.references import Constant, Neutral
 from hilrp.targets import Contrast, Cosine, Detection, Direction, Region, Views
-from hilrp.targets.parts import part_of
-from hilrp.tree import concatenated, tensors
+from hilrp.targets.slicing import part_of
+from hilrp.util.memory import in_parts, shortage
+from hilrp.util.nested import concatenated, tensors
 from models import small_swin, small_vit
 
 FIELDS = ("relevance", "input", "score", "target", "against", "output", "stages", "trace", "reference")

@@ -12,19 +12,19 @@ import torch
 from typer.testing import CliRunner
 
 import hilrp
-from hilrp.bench import grid as grid_module
-from hilrp.bench import methods
-from hilrp.bench.context import Context, Effort
-from hilrp.bench.data import find, inputs_for
-from hilrp.bench.grid import Cell, Grid
-from hilrp.bench.measures import MEASURES, randomised
-from hilrp.bench.report import as_json, markdown, paired_rows, rows
-from hilrp.bench.suites import Suite, suite
-from hilrp.bench.summary import estimate, tables
 from hilrp.cli import app
-from hilrp.errors import InputError
+from hilrp.jobs.bench import grid as grid_module
+from hilrp.jobs.bench import methods
+from hilrp.jobs.bench.context import Context, Effort
+from hilrp.jobs.bench.data import find, inputs_for
+from hilrp.jobs.bench.grid import Cell, Grid
+from hilrp.jobs.bench.measures import MEASURES, randomised
+from hilrp.jobs.bench.report import as_json, markdown, paired_rows, rows
+from hilrp.jobs.bench.suites import Suite, suite
+from hilrp.jobs.bench.summary import estimate, tables
 from hilrp.scenes import Scenes
 from hilrp.scenes.folder import write
+from hilrp.util.errors import InputError
 
 EFFORT = Effort(images=3, few=2, changed=2, runs=4, steps=4, shapley_images=2, permutations=2, cells=4)
 SMALL = Suite(
@@ -307,7 +307,7 @@ def test_tables_mark_best_and_worst_of_the_methods_that_look_at_the_model():
 
 def test_a_page_of_a_grid_with_holes(tmp_path):
     """Some measures only, options of several keys, a method that failed."""
-    from hilrp.bench.manifest import manifest
+    from hilrp.jobs.bench.manifest import manifest
     from hilrp.pages.bench import bench_page
 
     names = ("hilrp", "attnlrp", "hilrp:gamma=0.1", "hilrp:gamma=1.0", "hilrp:gamma=0.1,attention=uniform")

@@ -11,10 +11,10 @@ from PIL import Image
 
 import hilrp
 from conftest import shared
-from hilrp.bench.data import find, inputs_for
-from hilrp.errors import InputError
+from hilrp.jobs.bench.data import find, inputs_for
 from hilrp.scenes import Scenes
 from hilrp.scenes.folder import write
+from hilrp.util.errors import InputError
 
 
 def test_scenes():

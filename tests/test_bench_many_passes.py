@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import hilrp
-from hilrp.bench.batches import without_graph
-from hilrp.bench.measures import randomised
-from hilrp.bench.methods import find
-from hilrp.bench.methods.perturbation import grid, rise_masks
-from hilrp.bench.metrics.faithfulness import flip_areas, flipping
-from hilrp.bench.metrics.shapley import orders, ranks, shapley_values
+from hilrp.jobs.bench.batches import without_graph
+from hilrp.jobs.bench.measures import randomised
+from hilrp.jobs.bench.methods import find
+from hilrp.jobs.bench.methods.perturbation import grid, rise_masks
+from hilrp.jobs.bench.metrics.faithfulness import flip_areas, flipping
+from hilrp.jobs.bench.metrics.shapley import orders, ranks, shapley_values
 
 
 @pytest.fixture

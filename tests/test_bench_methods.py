@@ -14,11 +14,11 @@ from PIL import Image
 from torch.nn import functional as F
 
 import hilrp
-from hilrp.bench.methods import METHODS, Undefined, find, quantus_explain_func
-from hilrp.bench.methods.gradients import NOISE
-from hilrp.bench.methods.perturbation import grid, rise_masks
-from hilrp.errors import InputError
+from hilrp.jobs.bench.methods import METHODS, Undefined, find, quantus_explain_func
+from hilrp.jobs.bench.methods.gradients import NOISE
+from hilrp.jobs.bench.methods.perturbation import grid, rise_masks
 from hilrp.scenes import Scenes
+from hilrp.util.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_grad_cam_by_hand(scene_inputs):
 
 @pytest.mark.parametrize(("name", "layer"), [("vit", "norm1"), ("swin", ""), ("beit", ""), ("deit", "norm1")])
 def test_where_grad_cam_looks(name, layer, scene_inputs):
-    from hilrp.bench.methods.cams import _layer
+    from hilrp.jobs.bench.methods.cams import _layer
 
     model = hilrp.load(f"zoo/{name}").model
     found, reshape = _layer(model, scene_inputs[0])
@@ -312,7 +312,7 @@ def test_options_change_the_map(scene_inputs):
 def test_quantus_takes_a_method(scene_inputs):
     """As `explain_func` of a metric of Quantus, on a model of the zoo."""
     quantus = pytest.importorskip("quantus")
-    from hilrp.bench.metrics.localisation import pointing
+    from hilrp.jobs.bench.metrics.localisation import pointing
 
     x, target = scene_inputs
     scenes = Scenes(seed=3)[:2]

@@ -13,9 +13,9 @@ from scipy import stats
 from sklearn.metrics import average_precision_score
 from torch import nn
 
-from hilrp.bench.methods.perturbation import grid
-from hilrp.bench.metrics import localisation
-from hilrp.bench.metrics.faithfulness import (
+from hilrp.jobs.bench.methods.perturbation import grid
+from hilrp.jobs.bench.metrics import localisation
+from hilrp.jobs.bench.metrics.faithfulness import (
     Subsets,
     faithfulness_correlation,
     flip_areas,
@@ -23,7 +23,7 @@ from hilrp.bench.metrics.faithfulness import (
     pearson,
     subset_drops,
 )
-from hilrp.bench.metrics.shapley import per_segment, ranks, shapley_values, spearman
+from hilrp.jobs.bench.metrics.shapley import per_segment, ranks, shapley_values, spearman
 
 quantus = pytest.importorskip("quantus")
 QUIET = {"disable_warnings": True, "display_progressbar": False}

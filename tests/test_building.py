@@ -8,7 +8,7 @@ from torch import nn
 
 import hilrp
 from blocks import raises
-from hilrp.building import build, calibrate, randomise_constants
+from hilrp.models.random_models import build, calibrate, randomise_constants
 
 
 @pytest.mark.parametrize(

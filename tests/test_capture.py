@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from hilrp import capture
-from hilrp.capture import Recorder, Snapshot, form
+from hilrp.attribution import cuda_graphs as capture
+from hilrp.attribution.cuda_graphs import Recorder, Snapshot, form
 from hilrp.targets.classes import Checked
 from models import small_classifier
 
@@ -145,7 +145,7 @@ def test_tf32_by_its_older_and_newer_names(setting, value, multiplies, convolves
     """Once the newer are used, torch refuses to answer by the older, and they can't be unused: hence a process for each."""
     code = (
         f"import torch; torch.backends.{setting} = {value!r}\n"
-        "from hilrp.capture import form\nfrom hilrp.checks import tf32, tolerance\n"
+        "from hilrp.attribution.cuda_graphs import form\nfrom hilrp.attribution.checks import tf32, tolerance\n"
         "form(torch.ones(1)); print(tf32(), tolerance([torch.float32], torch.device('cuda')))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

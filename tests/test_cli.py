@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import hilrp
-import hilrp.gallery
+import hilrp.jobs.explain_files
 import hilrp.zoo.architectures
+from hilrp.attribution.verdicts import Verdict
 from hilrp.cli import app
-from hilrp.files import write_whole
 from hilrp.scenes import Scenes
-from hilrp.verdicts import Verdict
+from hilrp.util.atomic_files import write_whole
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_odd_names(tmp_path):
 
 
 def test_stopping_keeps_what_was_done(folder, tmp_path, monkeypatch):
-    real, calls = hilrp.gallery.Gallery._explain, []
+    real, calls = hilrp.jobs.explain_files.Gallery._explain, []
 
     def impatient(self, items):
         calls.append(items)
@@ -240,7 +240,7 @@ def test_stopping_keeps_what_was_done(folder, tmp_path, monkeypatch):
         return real(self, items)
 
     options = [folder, "--model", "zoo/resnet", "-o", tmp_path / "out", "--batch", 2]
-    monkeypatch.setattr(hilrp.gallery.Gallery, "_explain", impatient)
+    monkeypatch.setattr(hilrp.jobs.explain_files.Gallery, "_explain", impatient)
     result = invoke("explain", *options)
     assert result.exit_code == 130
     assert "2 of 3 explained." in result.output
@@ -252,7 +252,7 @@ def test_stopping_keeps_what_was_done(folder, tmp_path, monkeypatch):
 
 def test_a_model_without_a_classifier(picture, tmp_path, monkeypatch):
     (tmp_path / "mine_without_head.py").write_text(
-        "import timm, torch\nfrom hilrp.libraries.timm import preprocessing\n"
+        "import timm, torch\nfrom hilrp.models.libraries.timm import preprocessing\n"
         "def make():\n    m = timm.create_model('test_vit', num_classes=0); return m, preprocessing(m)\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -282,7 +282,7 @@ def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):
             raise OSError("no space left")
         write_whole(path, write)
 
-    monkeypatch.setattr("hilrp.explanation.write_whole", full)
+    monkeypatch.setattr("hilrp.attribution.explanation.write_whole", full)
     result = invoke("explain", picture, "--model", "zoo/resnet", "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert "no space left" in result.output

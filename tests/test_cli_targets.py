@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import hilrp
 from hilrp.cli import app
-from hilrp.libraries.loaded import Loaded, Preprocess
+from hilrp.jobs.target_text import Wanted
+from hilrp.models.libraries.loaded import Loaded, Preprocess
 from hilrp.scenes import Scenes
 from hilrp.targets import Detection, Region
-from hilrp.wanted import Wanted
 
 transformers = pytest.importorskip("transformers")
 
@@ -29,7 +29,7 @@ def picture(tmp_path_factory):
 
 def saved(kind, folder):
     """A small random model in a folder, as transformers' own `save_pretrained` leaves it."""
-    from hilrp.libraries.transformers import recipe
+    from hilrp.models.libraries.transformers import recipe
 
     torch.manual_seed(0)
     recipe(kind).model.save_pretrained(folder)

@@ -54,7 +54,7 @@ def test_demo(tmp_path):
 
 
 def test_the_demos_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("hilrp.demo.ARCHITECTURES", {"resnet": hilrp.zoo.architectures.ARCHITECTURES["resnet"]})
+    monkeypatch.setattr("hilrp.jobs.demo.ARCHITECTURES", {"resnet": hilrp.zoo.architectures.ARCHITECTURES["resnet"]})
     result = invoke("demo", "-o", tmp_path / "demo", "--objects", 3)
     assert result.exit_code == 0, result.output
     assert "of 3" in result.output

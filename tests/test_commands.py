@@ -61,7 +61,7 @@ def test_one_bad_model_does_not_cost_the_others(tmp_path, monkeypatch):
 def test_remedies_are_printed_in_full(monkeypatch):
     """Square brackets are no markup in what we say."""
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    monkeypatch.delitem(sys.modules, "hilrp.libraries.open_clip", raising=False)
+    monkeypatch.delitem(sys.modules, "hilrp.models.libraries.open_clip", raising=False)
     result = invoke("audit", "open_clip/RN50")
     assert result.exit_code == 2
     assert "pip install 'hilrp[clip]'" in result.output

@@ -97,15 +97,15 @@ class OnGpu:
 @pytest.fixture
 def asked(monkeypatch):
     """What an explainer would record for a target."""
-    find = hilrp.explainer.tensors
+    find = hilrp.attribution.explainer.tensors
 
     def ask(explainer: hilrp.Explainer, x: torch.Tensor, target):
-        monkeypatch.setattr("hilrp.explainer.tensors", lambda tree: [OnGpu(t) for t in find(tree)])
+        monkeypatch.setattr("hilrp.attribution.explainer.tensors", lambda tree: [OnGpu(t) for t in find(tree)])
         try:
             inputs = explainer._recordable(x, target, len(x), None)
             return None if inputs is None else inputs[1]
         finally:
-            monkeypatch.setattr("hilrp.explainer.tensors", find)
+            monkeypatch.setattr("hilrp.attribution.explainer.tensors", find)
 
     return ask
 

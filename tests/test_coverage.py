@@ -15,14 +15,14 @@ import torch
 
 import hilrp
 from blocks import raises
-from hilrp.coverage import Settings, Store, run, runner, worker
-from hilrp.coverage.catalogue import catalogue, representatives
-from hilrp.coverage.memory import free_part, part_used_by
-from hilrp.coverage.report import markdown_page, with_missing
-from hilrp.coverage.splits import judge
-from hilrp.coverage.store import read_rows
-from hilrp.coverage.worker import audit_row
-from hilrp.names import installed
+from hilrp.jobs.coverage import Settings, Store, run, runner, worker
+from hilrp.jobs.coverage.catalogue import catalogue, representatives
+from hilrp.jobs.coverage.memory import free_part, part_used_by
+from hilrp.jobs.coverage.report import markdown_page, with_missing
+from hilrp.jobs.coverage.splits import judge
+from hilrp.jobs.coverage.store import read_rows
+from hilrp.jobs.coverage.worker import audit_row
+from hilrp.models.resolve import installed
 from models import randomised
 
 #: One of each kind that is out of the ordinary; what the names don't say is in brackets.
@@ -206,7 +206,7 @@ def test_room_for_another_model(tmp_path, monkeypatch):
 def test_small_shares_are_seen_in_float64(tmp_path, monkeypatch):
     """Where an error in the pixels' share would be lost in float32's tolerance, the audit is repeated in float64."""
     assert "dtype" not in audit_row("timm/test_resnet", Settings(batch=1))
-    monkeypatch.setattr(sys.modules["hilrp.audit"], "VISIBLE", 1e6)
+    monkeypatch.setattr(sys.modules["hilrp.attribution.audit"], "VISIBLE", 1e6)
     row = audit_row("timm/test_resnet", Settings(batch=1))
     assert row["status"] == "pass"
     assert row["dtype"] == "float64"
@@ -214,7 +214,7 @@ def test_small_shares_are_seen_in_float64(tmp_path, monkeypatch):
 
 
 def test_a_model_that_only_runs_in_float32_is_marked(monkeypatch):
-    monkeypatch.setattr(sys.modules["hilrp.audit"], "VISIBLE", 1e6)
+    monkeypatch.setattr(sys.modules["hilrp.attribution.audit"], "VISIBLE", 1e6)
     audited = worker._audited
 
     def only_float32(name, settings):

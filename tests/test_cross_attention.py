@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import hilrp
-from hilrp.stages import find_stages, to_map
+from hilrp.attribution.stages import find_stages, to_map
+from hilrp.attribution.texts import ImageText, ImageTower, Joint, similarity
 from hilrp.targets import Detection
-from hilrp.texts import ImageText, ImageTower, Joint, similarity
 from models import randomised
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hilrp
-from hilrp.primitives import kernels, values
+from hilrp.method.fast import attention_values as values
+from hilrp.method.fast import kernels
 from hilrp.targets import Contrast
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -220,7 +221,7 @@ def test_models_of_timm(monkeypatch, name):
 
 def test_signs_are_computed_from_what_an_activation_keeps():
     """There is no byte for each sign, as there is on a processor."""
-    from hilrp.rules import Rules
+    from hilrp.method.rules import Rules
     from test_activations import kept_by
 
     model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 6)).to(DEVICE).eval()

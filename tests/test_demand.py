@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hilrp
 from demand_models import F64, FORMS, NARROW, RULES, WIDE, B, C, N, attend, attend_written, explained, pair
-from hilrp.primitives.layers import Demand
-from hilrp.rules import Rules
+from hilrp.method.fast.linear_layers import Demand
+from hilrp.method.rules import Rules
 
 # What is multiplied --------------------------------------------------------------------------------------------------
 

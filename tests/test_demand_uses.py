@@ -26,9 +26,9 @@ from demand_models import (
     pair,
     weighted,
 )
-from hilrp.ledger import Books
-from hilrp.passes import Pass
-from hilrp.rules import Rules
+from hilrp.attribution.forward_backward import Pass
+from hilrp.method.ledger import Books
+from hilrp.method.rules import Rules
 from hilrp.verify import textbook
 
 # That nothing is lost by it ------------------------------------------------------------------------------------------

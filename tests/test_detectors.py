@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import hilrp
 from hilrp.cli import app
-from hilrp.libraries.detectors import Detector
+from hilrp.models.libraries.detectors import Detector
 from hilrp.targets import Detection
 
 X = torch.rand(2, 3, 48, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

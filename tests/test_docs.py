@@ -114,7 +114,7 @@ def test_links_exist(document):
 
 
 def test_the_page_of_the_zoo_says_what_the_cards_say():
-    from hilrp.libraries import zoo
+    from hilrp.models.libraries import zoo
 
     page = (ROOT / "docs" / "zoo.md").read_text()
     for name in zoo.names():

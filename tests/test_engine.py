@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hilrp
-from hilrp.modules import ModuleWatch
+from hilrp.engine.module_stack import ModuleWatch
 from test_rules_by_hand import Apply
 
 

@@ -147,7 +147,7 @@ class TestNothingIsLeftBehind:
         self.check(model, act)
 
     def test_after_an_exception_in_the_engine(self, swin, x, monkeypatch):
-        from hilrp.table import TABLE, Row
+        from hilrp.method.table import TABLE, Row
 
         def broken(call):
             raise ZeroDivisionError

@@ -166,7 +166,7 @@ class TestForms:
         """The switch belongs to the process: the last to leave restores it, whatever the order."""
         from torch._dynamo import eval_frame
 
-        from hilrp.passes import as_written
+        from hilrp.attribution.forward_backward import as_written
 
         before = eval_frame._stance.stance
         one, other = as_written(), as_written()

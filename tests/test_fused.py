@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hilrp.primitives import kernels
+from hilrp.method.fast import kernels
 
 TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not TRITON, reason="Triton is not installed")
@@ -99,15 +99,15 @@ def test_the_switch(monkeypatch, setting, used):
 @pytest.mark.usefixtures("_fresh")
 def test_without_triton(monkeypatch):
     monkeypatch.delenv("HILRP_FUSED", raising=False)
-    monkeypatch.setitem(sys.modules, "hilrp.primitives.fused", None)
-    monkeypatch.delattr("hilrp.primitives.fused", raising=False)
+    monkeypatch.setitem(sys.modules, "hilrp.method.fast.triton_kernels", None)
+    monkeypatch.delattr("hilrp.method.fast.triton_kernels", raising=False)
     assert kernels._triton() is None
     assert kernels._fused(OnGpu(torch.zeros(3))) is None
 
 
 @needs_triton
 def test_what_kernels_take():
-    from hilrp.primitives.fused import takes
+    from hilrp.method.fast.triton_kernels import takes
 
     t = torch.zeros(2, 3, 4, 5)
     assert takes(t, torch.ones_like(t))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hilrp.errors import InputError
-from hilrp.images import find, read
+from hilrp.models.images import find, read
+from hilrp.util.errors import InputError
 
 RED, GREEN = (200, 30, 30), (30, 200, 30)
 

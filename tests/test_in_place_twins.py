@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hilrp
-from hilrp.table import TABLE
+from hilrp.method.table import TABLE
 
 F64 = torch.float64
 RULES = ["hilrp", "epsilon", "attnlrp", "secant"]

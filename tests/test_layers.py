@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hilrp
-from hilrp.rules import Rules
+from hilrp.method.rules import Rules
 
 
 class _Ways(nn.Module):

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 import hilrp
 from conftest import shared
-from hilrp.errors import InputError
-from hilrp.libraries.loaded import Loaded, Preprocess
+from hilrp.models.libraries.loaded import Loaded, Preprocess
 from hilrp.targets import Region
+from hilrp.util.errors import InputError
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_code_in_a_folder_of_transformers_is_not_run(tmp_path, monkeypatch):
 
 def test_open_clips_weights_have_the_activation_of_the_model():
     open_clip = pytest.importorskip("open_clip")
-    from hilrp.libraries.open_clip import _tag, trained
+    from hilrp.models.libraries.open_clip import _tag, trained
 
     for name in trained():
         own = open_clip.get_model_config(name).get("quick_gelu", False)

@@ -46,7 +46,7 @@ def test_an_audit_that_is_off_runs_once(monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
     runs = []
     model.register_forward_pre_hook(lambda *_: runs.append(1))
-    monkeypatch.setattr("hilrp.passes.tolerance", lambda *_: -1.0)
+    monkeypatch.setattr("hilrp.attribution.forward_backward.tolerance", lambda *_: -1.0)
     hilrp.explain(model, torch.randn(1, 3, 8, 8), 0, audit="off")
     assert len(runs) == 1
     with pytest.raises(hilrp.HilrpError):

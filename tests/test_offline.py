@@ -17,8 +17,8 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 import hilrp
-from hilrp.errors import InputError
-from hilrp.libraries import connection
+from hilrp.models.libraries import connection
+from hilrp.util.errors import InputError
 
 #: A revision on the hub.
 REVISION = "0" * 40
@@ -71,10 +71,10 @@ def silence(monkeypatch):
 
 def fails(name, words):
     """It takes less than three seconds to say why a model can't be had."""
-    from hilrp.names import resolve
+    from hilrp.models.resolve import resolve
 
     place, _ = resolve(name)
-    __import__(f"hilrp.libraries.{place}")  # the time of imports is not ours
+    __import__(f"hilrp.models.libraries.{place}")  # the time of imports is not ours
     start = time.monotonic()
     with pytest.raises(InputError, match=words) as caught:
         hilrp.load(name)
@@ -104,7 +104,7 @@ def test_a_random_model_asks_nobody(monkeypatch):
 
 
 def _built(name):
-    from hilrp.building import build
+    from hilrp.models.random_models import build
 
     built = build(name)
     return built.model, built.inputs

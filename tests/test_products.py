@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hilrp.ledger import Books
-from hilrp.passes import Pass
-from hilrp.rules import Rules
+from hilrp.attribution.forward_backward import Pass
+from hilrp.method.ledger import Books
+from hilrp.method.rules import Rules
 
 #: By rank, a left and a right operand.
 LEFT = {1: (37,), 2: (19, 37), 3: (3, 19, 37), 4: (4, 3, 19, 37)}

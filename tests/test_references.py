@@ -8,7 +8,7 @@ from PIL import Image
 from torch import nn
 
 import hilrp
-from hilrp.references import Average, Blurred, Colour, Constant, Neutral
+from hilrp.attribution.references import Average, Blurred, Colour, Constant, Neutral
 from hilrp.scenes import Scenes
 from models import small_vit
 

@@ -20,15 +20,15 @@ import pyarrow.parquet as pq
 
 import hilrp
 from hilrp.cli import app
-from hilrp.errors import InputError
-from hilrp.run import worker
-from hilrp.run.items import Reader, find
-from hilrp.run.preparing import Preparer
-from hilrp.run.results import Results
-from hilrp.run.rows import GRID, grid_of, whole_map
-from hilrp.run.store import Store, share_of
-from hilrp.run.worker import Job, Worker
+from hilrp.jobs.run import worker
+from hilrp.jobs.run.items import Reader, find
+from hilrp.jobs.run.preparing import Preparer
+from hilrp.jobs.run.results import Results
+from hilrp.jobs.run.rows import GRID, grid_of, whole_map
+from hilrp.jobs.run.store import Store, share_of
+from hilrp.jobs.run.worker import Job, Worker
 from hilrp.scenes import CLASSES
+from hilrp.util.errors import InputError
 from runs import COUNT, as_folder, as_index, as_parquet, done, rows, run
 
 # What is written ------------------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hilrp
-from hilrp.errors import InputError
-from hilrp.run import worker
-from hilrp.run.items import Reader, find
+from hilrp.jobs.run import worker
+from hilrp.jobs.run.items import Reader, find
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.tag import TAGGED
+from hilrp.util.errors import InputError
 from runs import COUNT, FORMS, as_parquet, as_tars, done, rows, run
 
 # Where images are -----------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from hilrp.run.results import Results
-from hilrp.run.store import Store
+from hilrp.jobs.run.results import Results
+from hilrp.jobs.run.store import Store
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

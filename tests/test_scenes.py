@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hilrp.bench.methods.controls import bell as centre_bell
-from hilrp.errors import InputError
+from hilrp.jobs.bench.methods.controls import bell as centre_bell
 from hilrp.scenes import CLASSES, VISIBLE, Scenes
 from hilrp.scenes.folder import write
 from hilrp.scenes.objects import COLOURS, SHAPES, TEXTURES, radius, sprite
+from hilrp.util.errors import InputError
 
 
 @pytest.fixture(scope="module")

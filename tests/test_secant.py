@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torchvision.ops import deform_conv2d
 
 import hilrp
-from hilrp.rules import Rules
+from hilrp.method.rules import Rules
 from hilrp.scenes import Scenes
 from hilrp.zoo.architectures import ARCHITECTURES
 from models import small_swin

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torchvision.ops import deform_conv2d, ps_roi_align, roi_align
 
 import hilrp
-from hilrp import engine
-from hilrp.primitives import composite
-from hilrp.rules import Rules
-from hilrp.table import TABLE
+from hilrp.engine import engine
+from hilrp.method import composite
+from hilrp.method.rules import Rules
+from hilrp.method.table import TABLE
 from test_rules_by_hand import Apply
 from test_secant import total
 

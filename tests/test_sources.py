@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import hilrp
-from hilrp.bench import grid
-from hilrp.coverage.store import Settings, source
-from hilrp.sources import fingerprint, reached
+from hilrp.jobs.bench import grid
+from hilrp.jobs.coverage.store import Settings, source
+from hilrp.util.sources import fingerprint, reached
 
 PACKAGE = Path(hilrp.__file__).parent
-EXPLAINED = ("hilrp.audit", "hilrp.building")
+EXPLAINED = ("hilrp.attribution.audit", "hilrp.models.random_models")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_what_is_there_for_type_checkers_does_not_count(copy):
     (copy / "errors.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import hilrp.cli\nelse:\n    import hilrp.pages.parts\n"
     )
-    found = reached("hilrp.errors", package=copy)
+    found = reached("hilrp.util.errors", package=copy)
     assert "hilrp.pages.parts" in found
     assert "hilrp.cli" not in found
 
@@ -92,7 +92,7 @@ def test_what_is_there_for_type_checkers_does_not_count(copy):
 def test_all_that_an_audit_loads_is_in():
     code = (
         "import sys, hilrp\n"
-        "from hilrp.building import build\n"
+        "from hilrp.models.random_models import build\n"
         "built = build('timm/test_convnext')\n"
         "hilrp.explain(built.model, built.inputs, rules='secant').ledger.table()\n"
         "hilrp.audit(built.model, built.inputs)\n"
@@ -100,5 +100,5 @@ def test_all_that_an_audit_loads_is_in():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(found.stdout.split())
-    assert {"hilrp.targets.classes", "hilrp.engine", "hilrp.libraries.timm"} <= loaded
+    assert {"hilrp.targets.classes", "hilrp.engine", "hilrp.models.libraries.timm"} <= loaded
     assert loaded <= set(reached(*EXPLAINED))

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hilrp.cli import app
-from hilrp.run.results import Results
-from hilrp.run.rows import GRID
-from hilrp.run.store import Store
-from hilrp.run.summary import places, summarise
+from hilrp.jobs.run.results import Results
+from hilrp.jobs.run.rows import GRID
+from hilrp.jobs.run.store import Store
+from hilrp.jobs.run.summary import places, summarise
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.folder import write
 from hilrp.scenes.tag import TAGGED

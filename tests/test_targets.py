@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hilrp
+from hilrp.attribution.texts import ImageText, ImageTower, caption_embeddings, similarity
 from hilrp.targets import Cosine, Detection, Direction, Region, Views, embedding_of
-from hilrp.texts import ImageText, ImageTower, caption_embeddings, similarity
 from models import small_vit
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -204,7 +204,7 @@ def clip(kind):
         words = {"context_length": 6, "vocab_size": 99, "width": 64, "heads": 2, "layers": 2}
         return open_clip.CLIP(32, picture, words).double().eval()
     pytest.importorskip("transformers")
-    from hilrp.libraries.transformers import recipe
+    from hilrp.models.libraries.transformers import recipe
 
     return recipe(kind).model.double().eval()
 

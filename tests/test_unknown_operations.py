@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import hilrp
-from hilrp.primitives.composite import Surrogate
-from hilrp.primitives.secant.table import rule_for
-from hilrp.table import TABLE
+from hilrp.method.composite import Surrogate
+from hilrp.method.secant.table import rule_for
+from hilrp.method.table import TABLE
 
 F64 = torch.float64
 PRESETS = [name for name in hilrp.PRESETS if name != "naive"]

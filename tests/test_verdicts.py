@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 import hilrp
+from hilrp.attribution.verdicts import Verdict, verdict
 from hilrp.scenes import Scenes
-from hilrp.verdicts import Verdict, verdict
 
 
 @pytest.mark.parametrize(

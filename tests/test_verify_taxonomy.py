@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import hilrp
-from hilrp.audit import SHORT_NAMES
-from hilrp.errors import InputError, UnavailableError
+from hilrp.attribution.audit import SHORT_NAMES
+from hilrp.util.errors import InputError, UnavailableError
 from hilrp.verify import taxonomy, textbook
 from hilrp.verify.realised import SOURCES, Realisation, Source, joined, realise
 from hilrp.verify.report import Row
@@ -112,7 +112,7 @@ def test_a_library_that_is_not_installed_is_no_failure(monkeypatch):
 @pytest.mark.parametrize("model", ["transformers/clip", "transformers/lxmert"])
 def test_without_transformers_the_row_says_what_to_install(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "hilrp.libraries.transformers", raising=False)
+    monkeypatch.delitem(sys.modules, "hilrp.models.libraries.transformers", raising=False)
     found = realise(model)
     assert found.verdict == "not run"
     assert "hilrp[hf]" in found.remark

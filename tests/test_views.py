@@ -8,10 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hilrp.bench.data import find
-from hilrp.bench.views import Found, agreement, agreements, encoder, entropy, rows_of, seen, study
 from hilrp.cli import app
-from hilrp.errors import InputError
+from hilrp.jobs.bench.data import find
+from hilrp.jobs.bench.views import Found, agreement, agreements, encoder, entropy, rows_of, seen, study
+from hilrp.util.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_bad_input(options, message, tmp_path):
 
 def test_another_size_of_images():
     timm = pytest.importorskip("timm")
-    from hilrp.libraries.loaded import Loaded
-    from hilrp.libraries.timm import preprocessing, resized
+    from hilrp.models.libraries.loaded import Loaded
+    from hilrp.models.libraries.timm import preprocessing, resized
 
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0).eval()
     loaded = resized(Loaded("timm/vit_tiny_patch16_224", model, preprocessing(model)), 96)

@@ -15,10 +15,10 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 
 import hilrp
-from hilrp.bench.metrics.localisation import pointing
-from hilrp.errors import InputError
-from hilrp.libraries import zoo
+from hilrp.jobs.bench.metrics.localisation import pointing
+from hilrp.models.libraries import zoo
 from hilrp.scenes import CLASSES, Scenes
+from hilrp.util.errors import InputError
 from hilrp.zoo.accuracy import average_precision, mean_average_precision
 
 WEIGHTS = files("hilrp.zoo") / "weights"
@@ -96,7 +96,7 @@ def test_removing_an_object_lowers_its_score(scenes):
 
 
 def test_audits_use_the_trained_weights():
-    from hilrp.building import build
+    from hilrp.models.random_models import build
 
     built = build("zoo/vit", batch=1)
     assert built.pretrained

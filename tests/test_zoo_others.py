@@ -15,13 +15,13 @@ from torchvision.ops import generalized_box_iou
 from typer.testing import CliRunner
 
 import hilrp
+from hilrp.attribution.texts import ImageText, ImageTower, similarity
 from hilrp.cli import app
-from hilrp.errors import InputError
-from hilrp.libraries import zoo
+from hilrp.models.libraries import zoo
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.tag import TAGGED, with_tag
 from hilrp.targets import Detection, Region
-from hilrp.texts import ImageText, ImageTower, similarity
+from hilrp.util.errors import InputError
 from hilrp.zoo.architectures import detector, segmenter, towers
 from hilrp.zoo.towers import LENGTH, WORDS, pieces, tokenise
 

@@ -5,8 +5,16 @@ explanation.map, explanation.ledger.table()
 """
 
 from hilrp import targets
-from hilrp.audit import AuditReport, audit
-from hilrp.errors import (
+from hilrp.attribution.audit import AuditReport, audit
+from hilrp.attribution.explainer import Explainer, explain
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.verdicts import Verdict
+from hilrp.method.ledger import Ledger
+from hilrp.method.registry import register
+from hilrp.method.rules import PRESETS, Rules
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.loading import load
+from hilrp.util.errors import (
     AuditError,
     AuditWarning,
     BooksError,
@@ -16,14 +24,6 @@ from hilrp.errors import (
     TargetError,
     TooLargeError,
 )
-from hilrp.explainer import Explainer, explain
-from hilrp.explanation import Explanation
-from hilrp.ledger import Ledger
-from hilrp.libraries.loaded import Loaded
-from hilrp.loading import load
-from hilrp.registry import register
-from hilrp.rules import PRESETS, Rules
-from hilrp.verdicts import Verdict
 
 __version__ = "0.1.0"
 

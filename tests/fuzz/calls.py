@@ -21,7 +21,7 @@ from fuzz.checks import (
     run,
 )
 from fuzz.operations import HOMOGENEOUS, Choice, Unfit, model_of, table_name
-from hilrp.tree import tensors
+from hilrp.util.nested import tensors
 
 
 def check_choice(choice: Choice, seed: int = 0) -> list[Finding] | str:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import hilrp
-from hilrp.audit import forward_difference
-from hilrp.explanation import Explanation
-from hilrp.rules import Rules
-from hilrp.tree import map_tensors, tensors
+from hilrp.attribution.audit import forward_difference
+from hilrp.attribution.explanation import Explanation
+from hilrp.method.rules import Rules
+from hilrp.util.nested import map_tensors, tensors
 
 #: How far the books may be from closing, relative to the score.
 BOOKS = 1e-9

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 
 from fuzz.checks import Case
-from hilrp.table import _SYNONYMS, TABLE
-from hilrp.tree import map_tensors, tensors
+from hilrp.method.table import _SYNONYMS, TABLE
+from hilrp.util.nested import map_tensors, tensors
 
 # That import forbids to set torch's flags, for the whole process: other tests do.
 torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hilrp.app.desk import Desk
+from hilrp.app.controller import Desk
 from hilrp.app.sessions import Session
-from hilrp.errors import InputError
+from hilrp.util.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from hilrp.app.pictures import scenes
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import Session, Sessions
 from hilrp.app.table import comparison_table
-from hilrp.errors import HilrpError
-from hilrp.references import NAMED
-from hilrp.rules import PRESETS
+from hilrp.attribution.references import NAMED
+from hilrp.method.rules import PRESETS
+from hilrp.util.errors import HilrpError
 
 #: So many classes are offered by name; others can be typed.
 _OFFERED = 1000

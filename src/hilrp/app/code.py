@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hilrp.libraries.loaded import Loaded
+from hilrp.jobs.target_text import Wanted
+from hilrp.models.libraries.loaded import Loaded
 from hilrp.targets import Detection, Region, Views
-from hilrp.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def written(opening: str, loaded: Loaded, asked: Asked, wanted: Wanted, name: st
     imports = ["import hilrp", *needed.splitlines()]
     weights = f", checkpoint={asked.checkpoint!r}" if asked.checkpoint else ""
     if asked.classes:
-        imports += ["from pathlib import Path", "from hilrp.loading import class_names"]
+        imports += ["from pathlib import Path", "from hilrp.models.loading import class_names"]
         weights += f", classes=class_names(Path({asked.classes!r}))"
     lines = [*opened.splitlines(), f"loaded = hilrp.load({loaded.name!r}{weights})", "x = loaded.batch([image])"]
     model, options = "loaded.model", f", rules={asked.rules!r}"

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hilrp.bench.batches import gradients, scores
-from hilrp.bench.methods import METHODS, Method, Undefined, find
-from hilrp.bench.metrics.localisation import average_precision, energy, iou, pointing
-from hilrp.errors import HilrpError
+from hilrp.jobs.bench.batches import gradients, scores
+from hilrp.jobs.bench.methods import METHODS, Method, Undefined, find
+from hilrp.jobs.bench.metrics.localisation import average_precision, energy, iou, pointing
+from hilrp.util.errors import HilrpError
 
 #: What is chosen at first: one of each kind that takes about a second.
 CHOSEN = ("hilrp", "secant", "attnlrp", "grad-cam", "attention-gradient", "integrated-gradients", "smoothgrad")

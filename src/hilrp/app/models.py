@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hilrp.errors import InputError
-from hilrp.libraries.loaded import Loaded
-from hilrp.loading import load
-from hilrp.names import LIBRARIES, ZOO, is_factory, library
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.loading import load
+from hilrp.models.resolve import LIBRARIES, ZOO, is_factory, library
+from hilrp.util.errors import InputError
 
 #: How many are kept beside the operator's own.
 _KEPT = 4

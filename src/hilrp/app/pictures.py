@@ -10,9 +10,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from hilrp.errors import InputError
-from hilrp.images import read
+from hilrp.models.images import read
 from hilrp.scenes import Scene, Scenes
+from hilrp.util.errors import InputError
 
 #: Larger pictures are scaled down: no model looks at more.
 LONGEST = 2048
@@ -62,7 +62,7 @@ def uploaded(path: Path) -> Picture:
     except InputError as error:
         # Where the server keeps the file is nobody's business.
         raise InputError(f"{path.name}: {str(error).replace(str(path), path.name)}") from error
-    opening = f"from pathlib import Path\nfrom hilrp.images import read\n\nimage, _ = read(Path({path.name!r}))"
+    opening = f"from pathlib import Path\nfrom hilrp.models.images import read\n\nimage, _ = read(Path({path.name!r}))"
     if max(image.size) > LONGEST:
         width, height = image.size
         image.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)

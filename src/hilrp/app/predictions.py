@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hilrp.libraries.loaded import Loaded
+from hilrp.models.libraries.loaded import Loaded
 from hilrp.targets import logits_of
 
 #: How many are shown.

@@ -13,13 +13,13 @@ from torch import Tensor
 import hilrp
 from hilrp.app.code import Asked, written
 from hilrp.app.pictures import Picture
-from hilrp.errors import InputError
-from hilrp.explanation import Explanation
-from hilrp.libraries.loaded import Loaded
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.references import DEFAULT
+from hilrp.jobs.target_text import Wanted
+from hilrp.models.libraries.loaded import Loaded
 from hilrp.pages.viewer import viewer_page
-from hilrp.references import DEFAULT
-from hilrp.tree import map_tensors
-from hilrp.wanted import Wanted
+from hilrp.util.errors import InputError
+from hilrp.util.nested import map_tensors
 
 #: What can be taken away, and what it is.
 KINDS = {

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from hilrp.app import LOOPBACK
 from hilrp.app.models import Models
-from hilrp.errors import InputError, UnavailableError
+from hilrp.util.errors import InputError, UnavailableError
 
 # Gradio reads these when it is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -30,7 +30,7 @@ except ModuleNotFoundError as missing:
 
 from hilrp.app.actions import Actions
 from hilrp.app.blocks import build
-from hilrp.app.desk import Desk
+from hilrp.app.controller import Desk
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import Sessions
 

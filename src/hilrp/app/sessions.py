@@ -10,8 +10,8 @@ from pathlib import Path
 from hilrp.app.pictures import Picture, discard
 from hilrp.app.predictions import Prediction
 from hilrp.app.results import Result
-from hilrp.errors import InputError
-from hilrp.libraries.loaded import Loaded
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.util.errors import InputError
 
 #: How many pictures and results a tab keeps, and how many tabs are kept; the oldest go first.
 PICTURES, _RESULTS, _TABS = 30, 8, 64

@@ -10,9 +10,9 @@ from PIL import Image
 
 from hilrp.app.comparison import Compared
 from hilrp.app.results import Result
-from hilrp.bench.methods import find
+from hilrp.attribution.plotting import blend, displayable
+from hilrp.jobs.bench.methods import find
 from hilrp.pages.parts import image
-from hilrp.plotting import blend, displayable
 
 _SIDE = 150
 

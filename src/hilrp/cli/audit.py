@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 import hilrp
-from hilrp.audit import AuditReport
-from hilrp.building import Built, build
+from hilrp.attribution.audit import AuditReport
 from hilrp.cli.base import app, console, fail, print_json
-from hilrp.coverage.splits import judge
-from hilrp.errors import HilrpError, InputError
-from hilrp.names import ZOO, is_factory
-from hilrp.tree import tensors
+from hilrp.jobs.coverage.splits import judge
+from hilrp.models.random_models import Built, build
+from hilrp.models.resolve import ZOO, is_factory
+from hilrp.util.errors import HilrpError, InputError
+from hilrp.util.nested import tensors
 
 _TYPES = ("float64", "float32", "bfloat16", "float16")
 Precision = Annotated[str, typer.Option("--dtype", help=f"{', '.join(_TYPES)}.")]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import hilrp
-from hilrp.errors import InputError
+from hilrp.util.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, add_completion=True)
 

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder
-from hilrp.errors import HilrpError, InputError, UnavailableError
-from hilrp.files import write_whole
+from hilrp.util.atomic_files import write_whole
+from hilrp.util.errors import HilrpError, InputError, UnavailableError
 
 if TYPE_CHECKING:
-    from hilrp.bench.grid import Cell, Grid
+    from hilrp.jobs.bench.grid import Cell, Grid
 
 
 @app.command()
@@ -65,10 +65,10 @@ def bench(
     try:
         check_device(device)
         try:
-            from hilrp.bench import methods
-            from hilrp.bench.grid import Grid
-            from hilrp.bench.measures import MEASURES
-            from hilrp.bench.suites import suite as by_name
+            from hilrp.jobs.bench import methods
+            from hilrp.jobs.bench.grid import Grid
+            from hilrp.jobs.bench.measures import MEASURES
+            from hilrp.jobs.bench.suites import suite as by_name
         except ModuleNotFoundError as error:
             raise UnavailableError(
                 f"{error.name} is not installed. Install it with: pip install 'hilrp[bench]'"
@@ -122,7 +122,7 @@ def _run(grid: Grid) -> list[Cell]:
 
 def _write(grid: Grid, cells: list[Cell], title: str) -> None:
 
-    from hilrp.bench.report import as_json, markdown
+    from hilrp.jobs.bench.report import as_json, markdown
     from hilrp.pages.bench import bench_page
 
     facts = json.loads((grid.folder / "manifest.json").read_text())
@@ -136,8 +136,8 @@ def _write(grid: Grid, cells: list[Cell], title: str) -> None:
 
 def _summary(cells: list[Cell]) -> None:
     """Pointing, or the first figure that there is."""
-    from hilrp.bench.report import SECTIONS, number, rows, short, split
-    from hilrp.bench.summary import tables
+    from hilrp.jobs.bench.report import SECTIONS, number, rows, short, split
+    from hilrp.jobs.bench.summary import tables
 
     found = tables(split(cells)[0])
     for section in SECTIONS:

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from hilrp.cli.audit import Precision, check_device, precision
 from hilrp.cli.base import app, console, errors, fail, print_json
-from hilrp.errors import HilrpError, InputError
-from hilrp.names import LIBRARIES, installed
+from hilrp.models.resolve import LIBRARIES, installed
+from hilrp.util.errors import HilrpError, InputError
 
 
 @app.command()
@@ -49,10 +49,10 @@ def coverage(
     only: Annotated[str | None, typer.Option(help="Only names that hold this text.")] = None,
 ) -> None:
     """Audits whole model libraries, one process per model. The exit status is 1 unless all pass."""
-    from hilrp.coverage import Settings, Store, run
-    from hilrp.coverage.catalogue import catalogue
-    from hilrp.coverage.report import markdown_page
-    from hilrp.rules import Rules
+    from hilrp.jobs.coverage import Settings, Store, run
+    from hilrp.jobs.coverage.catalogue import catalogue
+    from hilrp.jobs.coverage.report import markdown_page
+    from hilrp.method.rules import Rules
 
     try:
         precision(dtype)
@@ -111,7 +111,7 @@ def coverage(
 
 
 def _summary(rows: dict[str, dict[str, Any]]) -> Table:
-    from hilrp.coverage.report import by_library, totals
+    from hilrp.jobs.coverage.report import by_library, totals
 
     table = Table("library", "models", "passed", "with even splits", "largest residual", "largest leak")
     for library, own in by_library(rows.values()).items():

@@ -12,8 +12,8 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
-from hilrp.errors import HilrpError
-from hilrp.files import write_whole
+from hilrp.util.atomic_files import write_whole
+from hilrp.util.errors import HilrpError
 
 
 @app.command()
@@ -26,7 +26,7 @@ def demo(
 
     It needs no connection: models and scenes come with hilrp. The exit status is 1 if any books don't close.
     """
-    from hilrp.demo import control, families, shown
+    from hilrp.jobs.demo import control, families, shown
     from hilrp.pages.demo import demo_page
     from hilrp.zoo.architectures import ARCHITECTURES
 

@@ -12,18 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 import hilrp
+from hilrp.attribution.references import DEFAULT, NAMED, Given, Reference, named
+from hilrp.attribution.verdicts import Verdict
 from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
-from hilrp.errors import HilrpError, InputError
-from hilrp.files import write_whole
-from hilrp.gallery import Gallery, Outcome, checksum
-from hilrp.images import Source, find, read
-from hilrp.libraries.loaded import Loaded
-from hilrp.loading import class_names
-from hilrp.names import ZOO
-from hilrp.references import DEFAULT, NAMED, Given, Reference, named
-from hilrp.verdicts import Verdict
-from hilrp.wanted import Wanted
+from hilrp.jobs.explain_files import Gallery, Outcome, checksum
+from hilrp.jobs.target_text import Wanted
+from hilrp.models.images import Source, find, read
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.loading import class_names
+from hilrp.models.resolve import ZOO
+from hilrp.util.atomic_files import write_whole
+from hilrp.util.errors import HilrpError, InputError
 from hilrp.zoo.architectures import ARCHITECTURES, OTHERS
 
 

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from hilrp.cli.base import app, console, errors, fail, print_json
-from hilrp.errors import HilrpError, InputError
-from hilrp.names import LIBRARIES, ZOO, installed, library
+from hilrp.models.resolve import LIBRARIES, ZOO, installed, library
+from hilrp.util.errors import HilrpError, InputError
 
 
 @app.command()

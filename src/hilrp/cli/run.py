@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
-from hilrp.errors import HilrpError, InputError
-from hilrp.files import write_whole
+from hilrp.util.atomic_files import write_whole
+from hilrp.util.errors import HilrpError, InputError
 
 
 @app.command()
@@ -73,16 +73,16 @@ def run(
     hilrp run --data "shards/*.tar" --model zoo/swin --methods hilrp,grad-cam --target label -o out/shards --workers 4
     hilrp summary out/photos
     """
-    from hilrp.run import engines
-    from hilrp.run.store import Store, share_of
+    from hilrp.jobs.run import executors
+    from hilrp.jobs.run.store import Store, share_of
 
     try:
         part = _shard(shard)
         if address is None:
             check_device(device)
         job, settings = _job(data, model or ["zoo/swin"], methods, target, maps, batch, device, output, split, boxes)
-        count = engines.workers_for(device, workers)
-        engine = engines.choose(count, address, device)
+        count = executors.workers_for(device, workers)
+        engine = executors.choose(count, address, device)
         store = Store(output)
         make_folder(output)
         manifest = _begin(store, data, split, settings, piece, limit)
@@ -93,7 +93,9 @@ def run(
         todo = [each for each in pieces if not store.done(each)]
         store.settle(todo)
         done = (
-            engines.local(job, todo) if engine == "local" else engines.on_ray(_shared(job, count), todo, count, address)
+            executors.local(job, todo)
+            if engine == "local"
+            else executors.on_ray(_shared(job, count), todo, count, address)
         )
         if todo:
             _watch(done, pieces, todo)
@@ -136,11 +138,11 @@ def _job(
     boxes: str,
 ) -> tuple[Any, dict[str, Any]]:
     """What is asked, checked before anything is written; and all that results depend on."""
-    from hilrp.bench.methods import find
-    from hilrp.checkpoints import fingerprint
-    from hilrp.loading import load
-    from hilrp.rules import Rules
-    from hilrp.run.worker import Job, split_name
+    from hilrp.jobs.bench.methods import find
+    from hilrp.jobs.run.worker import Job, split_name
+    from hilrp.method.rules import Rules
+    from hilrp.models.loading import load
+    from hilrp.models.weights import fingerprint
 
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not names:
@@ -181,7 +183,7 @@ def _shared(job: Any, workers: int) -> Any:
 def _begin(
     store: Any, data: str, split: str | None, settings: dict[str, Any], piece: int, limit: int | None
 ) -> dict[str, Any]:
-    from hilrp.run.items import find
+    from hilrp.jobs.run.items import find
 
     with errors.status("looking at the data set"):
         found: dict[str, Any] = store.begin(find(data, split, store.folder), settings, piece, limit)
@@ -229,7 +231,7 @@ def merge(
     \b
     hilrp merge out/shard1 out/shard2 -o all.parquet
     """
-    from hilrp.run.results import Results
+    from hilrp.jobs.run.results import Results
 
     try:
         count = Results.of(folders).merge(output)
@@ -250,9 +252,9 @@ def summary(
 
     Classes are judged from ten images on. The exit status is 1 if one is suspected to rest on a shortcut, and 2 if there is nothing to read.
     """
+    from hilrp.jobs.run.results import Results
+    from hilrp.jobs.run.summary import summarise
     from hilrp.pages.dataset import dataset_page
-    from hilrp.run.results import Results
-    from hilrp.run.summary import summarise
 
     try:
         results = Results.of(folders)

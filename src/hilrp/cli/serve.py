@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail
-from hilrp.errors import HilrpError
+from hilrp.util.errors import HilrpError
 
 
 @app.command()
@@ -44,7 +44,7 @@ def serve(
         from hilrp.app import LOOPBACK
         from hilrp.app.models import Models
         from hilrp.app.server import serve as run
-        from hilrp.loading import class_names, load
+        from hilrp.models.loading import class_names, load
 
         if model is None and (checkpoint is not None or classes is not None):
             raise HilrpError("--checkpoint and --classes are for the model of --model. Give it, too.")

@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hilrp.cli.base import app, console, fail, print_json
-from hilrp.errors import InputError
+from hilrp.util.errors import InputError
 
 if TYPE_CHECKING:
     from hilrp.verify import Row, Section, VerifyReport

@@ -12,12 +12,12 @@ from rich.table import Table
 
 from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder
-from hilrp.errors import HilrpError, InputError
-from hilrp.files import write_whole
-from hilrp.tree import jsonable
+from hilrp.util.atomic_files import write_whole
+from hilrp.util.errors import HilrpError, InputError
+from hilrp.util.nested import jsonable
 
 if TYPE_CHECKING:
-    from hilrp.bench.views import Found, Seen
+    from hilrp.jobs.bench.views import Found, Seen
 
 
 @app.command()
@@ -49,8 +49,8 @@ def views(
     hilrp views
     hilrp views --model timm/vit_base_patch16_224.dino --model timm/vit_base_patch16_224.mae --data photos/
     """
-    from hilrp.bench.data import find
-    from hilrp.bench.views import METHODS, OBJECTIVES, encoder, seen, study
+    from hilrp.jobs.bench.data import find
+    from hilrp.jobs.bench.views import METHODS, OBJECTIVES, encoder, seen, study
 
     try:
         check_device(device)
@@ -87,8 +87,8 @@ def views(
 
 
 def _write(folder: Path, found: list[Found], pictures: dict[str, Seen], said: str) -> None:
-    from hilrp.bench.report import as_table
-    from hilrp.bench.views import FIGURES, METHODS, agreements, rows_of
+    from hilrp.jobs.bench.report import as_table
+    from hilrp.jobs.bench.views import FIGURES, METHODS, agreements, rows_of
     from hilrp.pages.views import views_page
 
     title = "Two views of a picture"
@@ -120,8 +120,8 @@ def _write(folder: Path, found: list[Found], pictures: dict[str, Seen], said: st
 
 
 def _summary(found: list[Found]) -> None:
-    from hilrp.bench.report import number, short
-    from hilrp.bench.views import rows_of
+    from hilrp.jobs.bench.report import number, short
+    from hilrp.jobs.bench.views import rows_of
 
     models, rows = rows_of(found, "energy excess")
     table = Table("energy excess", *map(short, models))

@@ -12,9 +12,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hilrp.bench import methods
-from hilrp.bench.grid import Cell, Grid
-from hilrp.bench.report import (
+from hilrp.attribution.plotting import blend
+from hilrp.jobs.bench import methods
+from hilrp.jobs.bench.grid import Cell, Grid
+from hilrp.jobs.bench.report import (
     OVERALL,
     PAIRED,
     RULES,
@@ -28,9 +29,8 @@ from hilrp.bench.report import (
     short,
     split,
 )
-from hilrp.bench.summary import Table, tables
+from hilrp.jobs.bench.summary import Table, tables
 from hilrp.pages.parts import image, page
-from hilrp.plotting import blend
 
 #: Of tables and maps.
 STYLE = """

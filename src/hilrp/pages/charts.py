@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from hilrp.explanation import Explanation
-from hilrp.plotting import AGAINST, FOR, shares
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.plotting import AGAINST, FOR, shares
 
 _WHOLE = "#555f6b"
 _ROW, _NAMES, _BARS, _ENDS = 26, 190, 520, 80

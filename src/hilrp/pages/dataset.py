@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hilrp.errors import HilrpError
-from hilrp.images import read
-from hilrp.libraries.loaded import Loaded
-from hilrp.loading import load
+from hilrp.attribution.plotting import blend, coloured
+from hilrp.attribution.verdicts import Verdict
+from hilrp.jobs.run.items import Reader, arrow
+from hilrp.jobs.run.results import Results
+from hilrp.jobs.run.rows import whole_map
+from hilrp.jobs.run.summary import ENOUGH, Class, Group, Shown
+from hilrp.jobs.run.worker import split_name
+from hilrp.models.images import read
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.loading import load
 from hilrp.pages.parts import badge, image, meanings, page
-from hilrp.plotting import blend, coloured
-from hilrp.run.items import Reader, arrow
-from hilrp.run.results import Results
-from hilrp.run.rows import whole_map
-from hilrp.run.summary import ENOUGH, Class, Group, Shown
-from hilrp.run.worker import split_name
-from hilrp.verdicts import Verdict
+from hilrp.util.errors import HilrpError
 
 _SIDE = 132
 _STYLE = """

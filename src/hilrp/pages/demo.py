@@ -8,13 +8,13 @@ from html import escape
 import numpy as np
 from PIL import Image
 
-from hilrp.bench.metrics.localisation import pointing
-from hilrp.demo import Control, Family, Question, masks_of
-from hilrp.explanation import Explanation
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.plotting import STAGES, blend, coloured, shares, stages_shown
+from hilrp.attribution.verdicts import Verdict
+from hilrp.jobs.bench.metrics.localisation import pointing
+from hilrp.jobs.demo import Control, Family, Question, masks_of
 from hilrp.pages.parts import badge, image, meanings, page
-from hilrp.plotting import STAGES, blend, coloured, shares, stages_shown
 from hilrp.scenes import Mask
-from hilrp.verdicts import Verdict
 
 #: Pictures are enlarged this much before outlines are drawn, so that these stay thin.
 _ZOOM = 2

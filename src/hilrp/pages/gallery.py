@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hilrp.gallery import Outcome
-from hilrp.ledger import REFERENCE
+from hilrp.attribution.verdicts import Verdict
+from hilrp.jobs.explain_files import Outcome
+from hilrp.method.ledger import REFERENCE
+from hilrp.method.rules import PRESETS
 from hilrp.pages.parts import badge, image, meanings, page
-from hilrp.rules import PRESETS
-from hilrp.verdicts import Verdict
 
 #: At most this many images are shown: the page holds them all in itself.
 _SHOWN = 100

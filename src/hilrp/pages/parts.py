@@ -8,7 +8,7 @@ from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from hilrp.verdicts import Verdict
+from hilrp.attribution.verdicts import Verdict
 
 if TYPE_CHECKING:
     from PIL import Image

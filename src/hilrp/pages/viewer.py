@@ -14,10 +14,10 @@ from matplotlib import colormaps
 from PIL import Image
 from torch import Tensor
 
-from hilrp.explanation import Explanation
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.plotting import COLOURS, displayable, held, stages_shown
 from hilrp.pages.charts import trace, waterfall
 from hilrp.pages.parts import badge, inline, page
-from hilrp.plotting import COLOURS, displayable, held, stages_shown
 
 _STYLE = """
 main { max-width: 1180px; padding: 14px 18px 26px; } body { background: #fff; }

@@ -7,11 +7,11 @@ from html import escape
 import numpy as np
 from PIL import Image
 
-from hilrp.bench.report import short
-from hilrp.bench.views import FIGURES, METHODS, OBJECTIVES, Found, Seen, agreements, rows_of
+from hilrp.attribution.plotting import blend
+from hilrp.jobs.bench.report import short
+from hilrp.jobs.bench.views import FIGURES, METHODS, OBJECTIVES, Found, Seen, agreements, rows_of
 from hilrp.pages.bench import STYLE, table
 from hilrp.pages.parts import image, page
-from hilrp.plotting import blend
 
 #: How many pictures are shown.
 _SHOWN = 4

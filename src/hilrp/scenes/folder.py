@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hilrp.files import write_whole
 from hilrp.scenes.scene import Scenes, Thing
+from hilrp.util.atomic_files import write_whole
 
 
 def write(scenes: Scenes, folder: Path) -> list[dict[str, Any]]:

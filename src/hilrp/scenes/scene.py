@@ -9,9 +9,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from hilrp.errors import InputError
 from hilrp.scenes.background import background
 from hilrp.scenes.objects import CLASSES, COLOURS, SHAPES, TEXTURES, Array, Sprite, radius, sprite
+from hilrp.util.errors import InputError
 
 Image = NDArray[np.uint8]
 Mask = NDArray[np.bool_]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from hilrp.targets.classes import Contrast, Score, Target, logits_of, score_of
 from hilrp.targets.dense import Detection, Region
 from hilrp.targets.embeddings import Cosine, Direction, Views, embedding_of
-from hilrp.targets.needs import Needs, settled
+from hilrp.targets.prepared import Needs, settled
 
 __all__ = [
     "Contrast",

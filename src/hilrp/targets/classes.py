@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hilrp.errors import TargetError
-from hilrp.targets.needs import Needs
-from hilrp.tree import tensors
+from hilrp.targets.prepared import Needs
+from hilrp.util.errors import TargetError
+from hilrp.util.nested import tensors
 
 
 @dataclass(frozen=True)

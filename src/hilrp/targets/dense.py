@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hilrp.errors import TargetError
 from hilrp.targets.classes import indices_of, logits_of
-from hilrp.tree import tensors
+from hilrp.util.errors import TargetError
+from hilrp.util.nested import tensors
 
 Side = Literal["left", "top", "right", "bottom"]
 #: Where detectors keep the logits of their queries.
@@ -141,7 +141,7 @@ class Detection:
 
     Attributes:
         query: Which of the model's queries, or one for each sample; ``None`` for the one that is surest of the label. Of models that return what they find
-            (`hilrp.libraries.detectors`), which object, the strongest being 0.
+            (`hilrp.models.libraries.detectors`), which object, the strongest being 0.
         label: The class, or one for each sample; ``None`` for the object's own, or the one that the query finds most likely.
         side: A side of the box instead, as a part of the picture's width or height.
     """
@@ -253,5 +253,5 @@ def _named(output: Any, *names: str) -> Tensor:
             return found
     raise TargetError(
         f"targets.Detection: the model's output ({type(output).__name__}) has no {names[0]} for each query, [B, queries, ...]. It is for detectors of the kind of DETR, and "
-        "for those of torchvision in a hilrp.libraries.detectors.Detector."
+        "for those of torchvision in a hilrp.models.libraries.detectors.Detector."
     )

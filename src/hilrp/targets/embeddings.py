@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from hilrp.errors import TargetError
-from hilrp.tree import map_tensors, tensors
+from hilrp.util.errors import TargetError
+from hilrp.util.nested import map_tensors, tensors
 
 #: Where models of transformers keep the vector that stands for a picture.
 _NAMES = ("image_embeds", "pooler_output")

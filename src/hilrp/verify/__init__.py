@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hilrp.errors import InputError
+from hilrp.util.errors import InputError
 from hilrp.verify import closure, equivariance, reduction, taxonomy, transfer
 from hilrp.verify.report import Realisation, Row, Section, VerifyReport
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.audit import forward_difference
-from hilrp.errors import HilrpError
-from hilrp.explainer import explain
+from hilrp.attribution.audit import forward_difference
+from hilrp.attribution.explainer import explain
+from hilrp.util.errors import HilrpError
 from hilrp.verify.report import Row
 from hilrp.verify.taxonomy import randomised
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.explainer import explain
+from hilrp.attribution.explainer import explain
 from hilrp.verify.attention import join_heads, split_heads
 from hilrp.verify.report import Row, in_order, primitives_of, relative_error
 from hilrp.verify.taxonomy import randomised

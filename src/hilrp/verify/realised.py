@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hilrp.audit import audit
-from hilrp.building import build, calibrate, randomise_constants
-from hilrp.errors import HilrpError, UnavailableError
+from hilrp.attribution.audit import audit
+from hilrp.models.random_models import build, calibrate, randomise_constants
+from hilrp.util.errors import HilrpError, UnavailableError
 from hilrp.verify.report import Realisation, Verdict
 
 
 class Source(NamedTuple):
-    """Where a model comes from: a name and an image size for `hilrp.building.build`, or a function that makes it."""
+    """Where a model comes from: a name and an image size for `hilrp.models.random_models.build`, or a function that makes it."""
 
     name: str = ""
     size: int | None = None

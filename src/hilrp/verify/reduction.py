@@ -17,8 +17,8 @@ import torch
 from timm.models.swin_transformer import PatchMerging, window_partition
 from torch import Tensor, nn
 
-from hilrp.explainer import explain
-from hilrp.rules import Rules
+from hilrp.attribution.explainer import explain
+from hilrp.method.rules import Rules
 from hilrp.verify.closed_forms import (
     gamma_rule,
     linear_rule,

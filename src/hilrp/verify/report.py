@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hilrp.audit import SHORT_NAMES, audit
-from hilrp.tree import jsonable
+from hilrp.attribution.audit import SHORT_NAMES, audit
+from hilrp.util.nested import jsonable
 
 Verdict = Literal["passed", "failed", "measured", "not run"]
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from hilrp.explainer import explain
-from hilrp.rules import Rules
+from hilrp.attribution.explainer import explain
+from hilrp.method.rules import Rules
 from hilrp.verify.attention import Block, SelfAttention, SpatialReduction
 from hilrp.verify.attention_kernels import (
     CoordinateAttention,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.errors import InputError
-from hilrp.explainer import explain
-from hilrp.libraries.recipe import download
+from hilrp.attribution.explainer import explain
+from hilrp.models.libraries.recipe import download
+from hilrp.util.errors import InputError
 from hilrp.verify.report import Row
 
 #: Model -> options, side of the cells that maps are summed over, shifts in pixels.

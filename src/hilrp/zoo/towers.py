@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.errors import InputError
 from hilrp.scenes.objects import COLOURS, SHAPES, TEXTURES
+from hilrp.util.errors import InputError
 
 #: All words of captions; the first stands for none.
 WORDS = ("", "a", *(t for t in TEXTURES if t != "plain"), *COLOURS, *SHAPES, "above", "below", "left", "right", "of", ",", "with", "and")  # fmt: skip

@@ -1,0 +1,190 @@
+"""What happens when something is clicked: one at a time computes, and nobody gets what is another's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hilrp.app import pictures
+from hilrp.app.code import Asked
+from hilrp.app.comparison import Compared, compare
+from hilrp.app.models import Models
+from hilrp.app.predictions import predict
+from hilrp.app.results import Result, on_processor
+from hilrp.app.sessions import Own, Session
+from hilrp.attribution.explainer import Explainer
+from hilrp.attribution.references import named
+from hilrp.jobs.target_text import Wanted
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.loading import class_names
+from hilrp.targets import Contrast
+from hilrp.util.errors import HilrpError, InputError
+
+
+@dataclass
+class Desk:
+    """Explains pictures with models.
+
+    Attributes:
+        models: The models.
+    """
+
+    models: Models
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, session: Session) -> None:
+        """What a new tab shows: a scene, explained."""
+        if session.picture is None:
+            session.add(pictures.scene(pictures.FIRST))
+        self.model(session, self.models.first)
+
+    def upload(self, session: Session, files: Sequence[Path]) -> list[str]:
+        """Adds the pictures in files that were sent, and deletes the files. Returns what is wrong with those that aren't pictures."""
+        problems, before = [], session.picture
+        for file in files:
+            try:
+                session.add(pictures.uploaded(file))
+            except HilrpError as error:
+                problems.append(str(error))
+            except OSError:
+                problems.append(f"{file.name}: it did not arrive whole. Drop it again.")
+            finally:
+                pictures.discard(file)
+        if session.picture is not before:
+            self.look(session)
+        return problems
+
+    def scene(self, session: Session, index: int) -> None:
+        """Adds a scene, or goes back to it."""
+        name = f"scene {index}"
+        known = [token for token, picture in session.pictures.items() if picture.name == name and picture.scene]
+        if known:
+            session.picture = session.pictures[known[0]]
+        else:
+            session.add(pictures.scene(index))
+        self.look(session)
+
+    def choose(self, session: Session, token: str) -> None:
+        """Another of the pictures."""
+        if token not in session.pictures:
+            raise InputError("That picture is gone. Drop it again.")
+        session.picture = session.pictures[token]
+        self.look(session)
+
+    def remove(self, session: Session) -> None:
+        """Takes the chosen picture away."""
+        session.remove()
+        if session.picture is None:
+            session.forget_answers()
+        else:
+            self.look(session)
+
+    def model(self, session: Session, name: str | None) -> None:
+        """Another model, with its published weights; or the operator's."""
+        if name in session.own:
+            own = session.own[name]
+            return self.look(session, own.loaded, own.checkpoint, own.classes)
+        loaded = self.models.get(name or "")
+        operators = loaded is self.models.own
+        files = (self.models.checkpoint, self.models.classes) if operators else (None, None)
+        return self.look(session, loaded, *files)
+
+    def weights(self, session: Session, name: str, checkpoint: Path, classes: Path | None) -> None:
+        """Another model, with weights of the user's own; the files are deleted."""
+        try:
+            names = None if classes is None else class_names(classes)
+            loaded = self.models.fitted(name, checkpoint, names)
+        except InputError as error:
+            # Where the server keeps files is nobody's business.
+            said = str(error).replace(f"{checkpoint.parent}/", "")
+            raise InputError(said if classes is None else said.replace(f"{classes.parent}/", "")) from error
+        finally:
+            for file in (checkpoint, classes):
+                if file is not None:
+                    pictures.discard(file)
+        own = Own(loaded, checkpoint.name, None if classes is None else classes.name)
+        session.own = {f"{loaded.name} ({own.checkpoint})": own}  # the last one: they are large
+        self.look(session, loaded, own.checkpoint, own.classes)
+
+    def look(
+        self, session: Session, loaded: Loaded | None = None, checkpoint: str | None = None, classes: str | None = None
+    ) -> None:
+        """What the model, or another one, says of the picture; and the explanation of the strongest."""
+        loaded = loaded or session.loaded
+        if loaded is None:
+            raise InputError("There is no model yet. Choose one.")
+        if session.picture is None:
+            raise InputError("There is no picture yet. Drop one, or choose a scene.")
+        with self._turn:
+            prediction = predict(loaded, loaded.batch([session.picture.image]))
+        # All of it at once: what can't be looked at leaves everything as it was.
+        if loaded is not session.loaded:
+            session.loaded, session.checkpoint, session.classes = loaded, checkpoint, classes
+        session.forget_answers()
+        session.prediction = prediction
+        if prediction.choices:
+            session.target = prediction.choices[0].target
+            self.explain(session)
+
+    def ask(self, session: Session, **changes: str | None) -> None:
+        """Explains something else; what can't be explained is not kept: else the page would say one thing and show another."""
+        before = {name: getattr(session, name) for name in changes}
+        try:
+            for name, value in changes.items():
+                setattr(session, name, value)
+            self.explain(session)
+        except Exception:
+            for name, value in before.items():
+                setattr(session, name, value)
+            raise
+
+    def explain(self, session: Session) -> None:
+        """The explanation of what is asked for."""
+        loaded, picture = session.loaded, session.picture
+        if loaded is None or picture is None or session.target is None:
+            raise InputError("There is nothing to explain yet. Choose a picture, a model and a class.")
+        asked = Asked(
+            session.target, session.against, session.rules, session.reference, session.checkpoint, session.classes
+        )
+        reference = None
+        if asked.reference is not None:
+            reference = named(asked.reference, loaded.preprocess.mean, loaded.preprocess.std)
+        with self._turn:
+            wanted = Wanted.parse(asked.target, loaded, asked.against)
+            explainer = Explainer(wanted.model(loaded), asked.rules, reference)
+            found = explainer.explain(loaded.batch([picture.image]), _target(wanted))
+        session.keep(Result(on_processor(found), picture, loaded, asked, wanted))
+
+    @staticmethod
+    def comparable(session: Session) -> Result:
+        """The last explanation, if other methods have one for it, too."""
+        result = session.result
+        if result is None or result.explanation.target is None or result.explanation.against is not None:
+            raise InputError(
+                "Methods are compared on a class. Choose one of the classes, without a second one to contrast it with."
+            )
+        return result
+
+    def compare(self, session: Session, result: Result, names: Sequence[str]) -> Iterator[list[Compared]]:
+        """Yields what is compared so far, after each method, on what was explained."""
+        if not names:
+            raise InputError("No method is chosen. Tick two or more.")
+        assert result.explanation.target is not None
+        stop = session.stop
+        x = result.explanation.image_of(result.explanation.input).to(result.loaded.device)
+        label = int(result.explanation.target[0])
+        found: list[Compared] = []
+        for each in compare(result.loaded.model, x, label, names, result.truth, stop, lambda: self._turn):
+            found.append(each)
+            yield found
+
+
+def _target(wanted: Wanted) -> Any:
+    if wanted.target is not None:
+        return wanted.target
+    if wanted.against is None or wanted.label is None:
+        return wanted.label
+    return Contrast(wanted.label, wanted.against)

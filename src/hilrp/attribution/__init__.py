@@ -1,0 +1,1 @@
+"""One explanation, from the call to the result: passes, checks, stages, verdicts."""

@@ -1,0 +1,478 @@
+"""Explaining a model: one forward pass under the engine, one backward pass, and the books."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.attribution.batches import Batch, alone, in_batches
+from hilrp.attribution.checks import check_input, check_model, ordinary, zero_score
+from hilrp.attribution.cuda_graphs import Recorder
+from hilrp.attribution.explanation import Explanation, mean_of
+from hilrp.attribution.forward_backward import Outcome, Pass, input_names
+from hilrp.attribution.plain_passes import Comparison, Findings, samples_mix
+from hilrp.attribution.references import DEFAULT, Question, Reference, find
+from hilrp.attribution.stages import find_stages, of_stage
+from hilrp.engine import messages
+from hilrp.engine.recompute import find_checkpoints
+from hilrp.method.call import KnownLayers
+from hilrp.method.ledger import OTHERS, Books, Ledger, Site
+from hilrp.method.rules import Rules
+from hilrp.targets import Target, logits_of, settled
+from hilrp.targets.classes import checked, question_of
+from hilrp.util.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
+from hilrp.util.nested import map_tensors, tensors
+
+Audit = Literal["strict", "warn", "off"]
+
+#: A leak is blamed for what is missing if it is at least this part of it.
+_BLAMED = 0.1
+
+
+def explain(
+    model: nn.Module,
+    x: Any,
+    target: Target = None,
+    rules: str | Rules = "hilrp",
+    reference: Any = None,
+    audit: Audit = "strict",
+    stages: str | Sequence[str] | None = "auto",
+    itemised: bool = False,
+    batch: Batch = None,
+) -> Explanation:
+    """Decomposes a model's prediction over its input.
+
+    Args:
+        model: Any PyTorch vision model, in evaluation mode. It is not changed.
+        x: The input ``[B,C,H,W]``, preprocessed as the model expects; a tuple of positional inputs, or a mapping of
+            keyword inputs (``{"pixel_values": x}``).
+        target: What to explain: ``None`` for the predicted class, a class index, one per sample, one of `hilrp.targets`, or a
+            function of the model's output that returns one scalar per sample.
+        rules: A preset's name or a `Rules`.
+        reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``, ``"blurred"``, a number, an
+            input like ``x``, one of `hilrp.references`, a function of a `Question` that returns a list of such inputs (``lambda question: [question.x * 0]``), or a list of several to average over. The pixels then hold
+            ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score; the rules ``"secant"`` then take ``"mean"``.
+        audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
+        stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several streams (the branches of
+            CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
+        itemised: Keep the books per operation, not only in total. Slower.
+        batch: How many samples are explained at once: ``None`` for all, a number, or ``"auto"`` for as many as fit into memory (where they don't, half as many, and so on). The
+            result is the same, unless samples see each other; functions of the user's (a target, a reference) are given each part in turn.
+
+    Example:
+        >>> import torch, hilrp
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2)).eval()
+        >>> explanation = hilrp.explain(model, torch.randn(1, 3, 8, 8), target=1)
+        >>> explanation.map.shape, bool(explanation.ledger.residual < 1e-4)
+        (torch.Size([1, 8, 8]), True)
+    """
+    return Explainer(model, rules, reference, audit, stages, itemised).explain(x, target, batch)
+
+
+class Explainer:
+    """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
+
+    The first explanation of a model calls it some more times without a graph, also on changed inputs: what is explained is compared with what the model does
+    (`audit="off"` leaves that out). What was found is remembered for the model as long as it lives.
+
+    An explainer keeps nothing between calls but which layers and how many classes the model has, which batch fitted into memory, and recordings, if it is told to make them. It may be used from several threads.
+
+    With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes, types) come for the second time, and replayed
+    from then on: at small batches a GPU else waits for Python. Values of weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens
+    only in the recording, as do warnings about its operations; a model that asks the device for numbers while it runs can't be recorded, and runs as without it, with a note. Targets are
+    classes and contrasts; others run as without it. A recording keeps the memory that it needs.
+
+    With ``checkpoint="auto"`` the repeated blocks of a model (or the modules of a list of paths) keep their inputs alone, and run again in the backward pass: very deep models and
+    large pictures then need memory for one block at a time, and a third more time. Rules with a reference don't go with it.
+
+    Example:
+        >>> import torch, hilrp
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).eval()
+        >>> hilrp.Explainer(model, rules="epsilon").attribute(torch.randn(2, 3, 2, 2), target=[0, 4]).shape
+        torch.Size([2, 3, 2, 2])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rules: str | Rules = "hilrp",
+        reference: Any = None,
+        audit: Audit = "strict",
+        stages: str | Sequence[str] | None = "auto",
+        itemised: bool = False,
+        compile: bool = False,
+        checkpoint: str | Sequence[str] | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError(
+                "The model is TorchScript, which can't be looked into. Explain the Python model that it was made of."
+            )
+        if audit not in ("strict", "warn", "off"):
+            raise InputError(f'audit={audit!r}: use "strict", "warn" or "off".')
+        if not isinstance(compile, bool):
+            raise InputError(f"compile={compile!r}: use True or False.")
+        self.model = unwrap(model)
+        self.rules = Rules.named(rules)
+        if reference is not None or self.rules.constants == "reference":
+            self.rules = replace(self.rules, constants="reference")
+            reference = find(DEFAULT if reference is None else reference)
+        self.reference: Reference | None = reference
+        self._audit, self.itemised = audit, itemised
+        self.stages = find_stages(self.model, stages)
+        self._stages_named = not isinstance(stages, str)
+        self._checkpoints = find_checkpoints(self.model, checkpoint)
+        if self._checkpoints and (self.reference is not None or self.rules.linear == "bounded"):
+            raise InputError(
+                f'checkpoint={checkpoint!r} goes with rules without a reference and without a bound, which need to see all of a model at once. Use rules="hilrp" or batch="auto".'
+            )
+        self._layers: tuple[Any, KnownLayers] | None = None
+        self._classes: int | None = None
+        self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
+        self._fitted: dict[Hashable, int] = {}
+
+    def attribute(self, x: Any, target: Target = None, batch: Batch = None) -> Any:
+        """The relevance alone, in the form of the input: captum's contract."""
+        return self.explain(x, target, batch).relevance
+
+    def explain(self, x: Any, target: Target = None, batch: Batch = None) -> Explanation:
+        """Explains samples, all at once or in batches. See `explain`."""
+        batch_size, x = check_input(x), ordinary(x)
+        question = Question(self.model, x, target, batch_size)
+        check_model(self.model)
+        found = in_batches(self._at_once, question, self.reference, batch, self._fitted)
+        if self._checks and alone(question, batch, self._fitted):
+            mixed = samples_mix(self.model, x, batch_size)
+            if mixed:
+                found.notes["samples see each other: explained one at a time, each has the map that it has alone"] = (
+                    batch_size
+                )
+            elif mixed is None:
+                found.notes["not checked: whether samples see each other, since the model does not run on two"] = 1
+        return found
+
+    def _at_once(self, question: Question, reference: Reference | None) -> Explanation:
+        x, batch = question.x, question.batch
+        target = settled(question.target, x, question.output)
+        if reference is None:
+            return self._explain(x, target, batch, None)
+        references = _asked(reference, replace(question, target=target))
+        if not references:
+            raise InputError("reference is an empty list: give at least one reference.")
+        found = [self._explain(x, target, batch, each) for each in references]
+        return found[0] if len(found) == 1 else mean_of(found)
+
+    def _explain(self, x: Any, target: Target, batch: int, reference: Any) -> Explanation:
+        found = self._outcome(x, target, batch, reference)
+        ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
+        sound = bool(found.sound)
+        doubted = found.unsplit or (not sound and self._samples_mixed_up(ledger, limit))
+        plain = self._beside_plain_passes(found, x, target, batch, reference, doubted)
+        notes |= dict.fromkeys(plain.notes, 1)
+        if doubted or plain.mixed:
+            found = self._one_by_one(found, x, target, batch, reference)
+            ledger, sound = found.ledger, False
+        if doubted:
+            notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
+        if plain.mixed or OTHERS in ledger.entries:
+            notes[
+                "samples see each other: each score was propagated alone, and what landed on other samples is the entry "
+                f"`{OTHERS}`. Explained in other batches, the samples have other maps"
+            ] = batch
+        unchecked = [*plain.unchecked, *(f"what an audit would have raised ({error})" for error in found.problems)]
+        if unchecked:
+            notes[f"not checked: {'; '.join(unchecked)}"] = 1
+        if reference is not None and len(ledger.inputs) > 1:
+            pairs = zip(input_names(self.model, x), tensors(x), tensors(reference), strict=False)
+            same = [name for name, t, t0 in pairs if name in ledger.inputs and torch.equal(t, t0)]
+            notes |= {f"{name}: the same in the reference, and without relevance": 1 for name in same}
+        if not self.rules.conserving and bool((ledger.residual > limit).any()):
+            notes["these rules do not conserve: relevance is unaccounted for"] = int((ledger.residual > limit).sum())
+        for name in self.stages if self._stages_named else ():
+            if name not in found.maps:
+                notes[
+                    f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
+                ] = 1
+        if not sound:
+            self._check(found, ledger, x, target, reference)
+        order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
+        return Explanation(
+            relevance=found.relevance,
+            input=map_tensors(Tensor.detach, x),
+            score=found.score,
+            target=found.classes,
+            against=found.against,
+            output=found.output,
+            stages={name: found.maps[name] for name in order if name in found.maps},
+            trace={"input": ledger.share} | {name: found.sums[name] / ledger.score for name in order},
+            ledger=ledger,
+            rules=self.rules,
+            tolerance=limit,
+            notes=notes,
+            reference=None if reference is None else map_tensors(Tensor.detach, reference),
+            unchecked=tuple(unchecked),
+        )
+
+    def _beside_plain_passes(
+        self, found: Outcome, x: Any, target: Target, batch: int, reference: Any, doubted: bool
+    ) -> Findings:
+        """Compares with what the model does without the engine; raises or warns where that is something else."""
+        if not self._checks:
+            notes = [messages.read_out(where) for where in found.read_outs]
+            return Findings(notes=notes, unchecked=['the score and the samples beside plain passes (audit="off")'])
+
+        def follow(other: Any) -> list[tuple[str, Tensor]]:
+            chosen = target if callable(target) else found.chosen
+            books = Books(batch)
+            run = Pass(self.model, other, chosen, self.rules, books, lambda _: None, batch, reference=reference)
+            return run.engine.tally.strangers
+
+        findings = Comparison(self.model, x, target, batch, reference, found, follow).run(self._anew, doubted)
+        for error in findings.errors:
+            self._unsound(error)
+            findings.unchecked.append(f"what an audit would have raised ({error})")
+        return findings
+
+    @property
+    def _checks(self) -> bool:
+        """Whether explanations are compared with plain passes."""
+        return self._audit != "off"
+
+    #: Whether all comparisons are made, whatever is known of the model.
+    _anew = False
+
+    def _outcome(self, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
+        def step(inputs: tuple[Any, ...]) -> Outcome:
+            x, target, reference = inputs[:3]
+            return self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference).outcome()
+
+        inputs = self._recordable(x, target, batch, reference)
+        found = None
+        if inputs is not None and self._recorder is not None:
+            with torch.cuda.device(tensors(x)[0].device):
+                found = self._recorder.run(inputs, step)
+        if found is None:
+            found = step((x, target, reference))
+            if self._recorder is not None:
+                found = self._met(found, x, target, batch, reference)
+        return found
+
+    def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, ...] | None:
+        """What a recording takes, where there can be one: what a target that is a function does on the host, nobody knows."""
+        if self._recorder is None or callable(target) or not all(t.is_cuda for t in tensors((x, reference))):
+            return None
+        if not self._recorder.same_model():
+            self._classes = None  # one with another head may have other classes
+        devices = {t.device for t in tensors((x, reference))} | self._recorder.devices
+        if self._classes is None or len(devices) > 1:
+            return None
+        logits = tensors(x)[0].new_empty(1).expand(batch, self._classes)
+        # How it is explained is part of the form.
+        return x, checked(target, logits), reference, repr((self.rules, self.stages, self.itemised))
+
+    def _met(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
+        """Notes what a recording needs to know, and why there is none."""
+        assert self._recorder is not None
+        logits = None if found.classes is None else logits_of(found.output)
+        # One number for each sample is one class.
+        count = 0 if logits is None else logits.shape[-1] if logits.ndim > 1 else 1
+        self._classes = count or None
+        inputs = self._recordable(x, target, batch, reference)
+        if inputs is not None:
+            self._recorder.meet(inputs)
+        if self._recorder.failure is None:
+            return found
+        note = f"runs without a CUDA graph, which could not be recorded ({self._recorder.failure})"
+        return replace(found, notes=found.notes | {note: 1})
+
+    def _run(
+        self,
+        x: Any,
+        target: Target,
+        batch: int,
+        books: Books,
+        stages: Sequence[str] = (),
+        inspect: Callable[[Site, Tensor], None] | None = None,
+        reference: Any = None,
+    ) -> Pass:
+        def run(layers: KnownLayers | None) -> Pass:
+            return Pass(
+                self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers,
+                self._checkpoints if inspect is None else frozenset(),
+            )  # fmt: skip
+
+        known = self._layers
+        # Another target may ask for another head.
+        asked = question_of(target)
+        found = run(known[1] if known is not None and inspect is None and known[0] == asked else None)
+        if not found.engine.layers.as_expected:  # the model took another way than the last time
+            del found
+            found = run(None)
+        self._layers = asked, found.engine.layers.known
+        return found
+
+    def _one_by_one(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
+        """The same with each sample's score propagated alone, so that nothing has to be told apart."""
+        run = self._run(x, target, batch, Books(1, self.itemised), self.stages, reference=reference)
+        rows: list[list[Tensor]] = [[] for _ in tensors(found.relevance)]
+        ledgers, sums, maps = [], defaultdict(list), defaultdict(list)
+        for i in range(batch):
+            relevance, ledger = self._of_sample(run, i)
+            ledgers.append(ledger)
+            for row, t in zip(rows, tensors(relevance), strict=True):
+                row.append(t[i : i + 1])
+            for name, total in run.sums.items():
+                sums[name].append(total.sum().reshape(1))  # what is on its way to other samples is on its way, too
+            for name, each in run.maps.items():
+                maps[name].append(each[i : i + 1])
+        whole = {
+            id(t): torch.cat(row) if t.shape[:1] == (batch,) else t
+            for t, row in zip(tensors(found.relevance), rows, strict=True)
+        }
+        return replace(
+            found,
+            relevance=map_tensors(lambda t: whole[id(t)], found.relevance),
+            ledger=Ledger.joined(ledgers),
+            sums={name: torch.cat(each) for name, each in sums.items()},
+            maps={name: torch.cat(each) for name, each in maps.items() if len(each) == batch},
+        )
+
+    def _of_sample(self, run: Pass, sample: int) -> tuple[Any, Ledger]:
+        """The relevance of one sample's score, and its ledger; what lies on other samples is an entry of its own."""
+        for held in (run.books, run.sums, run.maps):
+            held.clear()
+        relevance, arrived = run.backward(sample)
+        own = {name: value[sample : sample + 1] for name, value in arrived.items()}
+        before = None if run.reference_score is None else run.reference_score[sample : sample + 1]
+        ledger = Ledger.close(run.books, run.score[sample : sample + 1], own, before)
+        others = sum(
+            (value.sum().reshape(1) - own[name] for name, value in arrived.items()), torch.zeros_like(ledger.score)
+        )
+        if bool((others != 0).any()):
+            ledger = replace(ledger, entries=ledger.entries | {OTHERS: others})
+        return relevance, ledger
+
+    def _problem(self, error: HilrpError) -> None:
+        """An operation without a rule. A rule set that doesn't claim to conserve may have those."""
+        if self.rules.conserving:
+            self._unsound(error)
+
+    def _unsound(self, error: HilrpError) -> None:
+        if self._audit == "strict":
+            raise error
+        if self._audit == "warn":
+            warnings.warn(str(error), AuditWarning, stacklevel=2)
+
+    # Checks ---------------------------------------------------------------------------------------------------
+
+    def _check(
+        self,
+        found: Outcome,
+        ledger: Ledger,
+        x: Any,
+        target: Target,
+        reference: Any,
+    ) -> None:
+        """Raises or warns about a result that can't be trusted."""
+        if self._audit == "off":
+            return
+        limit = found.limit
+        results = [t for t in tensors((found.relevance, found.score)) if t.is_floating_point()]
+        if not all(bool(t.isfinite().all()) for t in results):
+            self._unsound(self._find_non_finite(x, target, len(found.score), reference))
+        elif reference is None and (message := zero_score(found.score)) is not None:
+            self._unsound(ModelError(message))
+        elif self.rules.conserving and not bool((ledger.leak <= limit).all() and (ledger.residual <= limit).all()):
+            self._unsound(self._find_leak(x, target, ledger, reference))
+
+    def _samples_mixed_up(self, ledger: Ledger, limit: float) -> bool:
+        """Whether the books close in total but not for each sample: the samples were not told apart."""
+        if len(ledger.score) == 1 or not self.rules.conserving or bool((ledger.residual <= limit).all()):
+            return False
+        return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
+
+    def _find_leak(self, x: Any, target: Target, ledger: Ledger, reference: Any) -> BooksError:
+        sample = int(ledger.leak.nan_to_num(float("inf")).argmax())
+        run = self._run(x, target, len(ledger.score), Books(1, itemised=True), reference=reference)
+        _, found = self._of_sample(run, sample)
+        missing = float(ledger.difference[sample])
+        worst = max(found.leaks, key=lambda name: float(found.leaks[name].abs()), default=None)
+        largest = 0.0 if worst is None else float(found.leaks[worst])
+        gross = float(sum((v[sample].abs() for v in ledger.entries.values()), ledger.pixels[sample].abs()))
+        # Leaks of single operations sum to what is missing, unless it went where no operation was seen.
+        if abs(largest) >= _BLAMED * max(abs(missing), float(found.difference.abs())):
+            reason = (
+                f" The largest leak is at `{worst}`: {largest:.4g}. If it is an operation of your own, correct its rule "
+                "(hilrp.register); if it is one of torch's, please report it."
+            )
+        else:
+            reason = (
+                " No operation that hilrp saw leaks as much: relevance was lost or made where it doesn't look (a hook on a tensor "
+                "that changes gradients, code that hides from it). hilrp.audit(model, x) lists what it saw."
+            )
+        if gross > 1000 * float(ledger.score[sample].abs()):
+            reason = (
+                " The score is tiny beside the relevance that flows, so that rounding alone can do this: try float64."
+            )
+        return BooksError(
+            f"The books of sample {sample} do not close: of the score {float(ledger.score[sample]):.6g}, "
+            f"{missing:.4g} is unaccounted for (residual {float(ledger.residual[sample]):.2g}, "
+            f"leak {float(ledger.leak[sample]):.2g}).{reason}"
+        )
+
+    def _find_non_finite(self, x: Any, target: Target, batch: int, reference: Any) -> ModelError:
+        for name, parameter in (*self.model.named_parameters(), *self.model.named_buffers()):
+            if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+                return ModelError(
+                    f"The model's `{name}` holds values that aren't finite (NaN or infinite). Load sound weights."
+                )
+
+        def inspect(site: Site, tensor: Tensor) -> None:
+            if bool(tensor.isnan().any()):
+                raise ModelError(
+                    f"NaN first appears at `{site}`. Check the scale of the input, or use a wider type (float32, float64)."
+                )
+
+        try:
+            self._run(x, target, batch, Books(1, itemised=True), (), inspect, reference)
+        except ModelError as error:
+            return error
+        return ModelError(
+            "The output or the relevance overflows, although no activation is NaN. Use a wider type (float32, float64)."
+        )
+
+
+def _asked(reference: Reference, question: Question) -> list[Any]:
+    """The references for a question; what a function of the user's is given and returns is said where it fails."""
+    try:
+        found = reference(question)
+    except (TypeError, AttributeError) as error:
+        if isinstance(error, HilrpError):
+            raise
+        raise InputError(
+            f"The reference {reference!r} raised {type(error).__name__}: {error}. A function as a reference is given a hilrp.references.Question and returns a list of inputs like "
+            "question.x: reference=lambda question: [question.x * 0]."
+        ) from error
+    if not isinstance(found, (list, tuple)):
+        raise InputError(
+            f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda question: [question.x * 0]."
+        )
+    return list(found)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """What is inside DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        inner = model._modules.get("_orig_mod")
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner

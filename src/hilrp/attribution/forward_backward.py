@@ -1,0 +1,365 @@
+"""One forward pass under the engine, and its backward passes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.attribution.checks import tolerance
+from hilrp.attribution.stages import channels_last, stream_name, streams, to_map
+from hilrp.engine import messages
+from hilrp.engine.engine import Engine
+from hilrp.method.autograd import graph_nodes, live_layers
+from hilrp.method.call import KnownLayers
+from hilrp.method.fast.linear_layers import watch
+from hilrp.method.ledger import Books, Ledger, Site
+from hilrp.method.rules import Rules
+from hilrp.method.sample_axis import Layout
+from hilrp.targets import Target, score_of
+from hilrp.targets.classes import Checked, is_own
+from hilrp.util.errors import AuditError, HilrpError, ModelError
+from hilrp.util.memory import shortage
+from hilrp.util.nested import map_objects, map_tensors, tensors
+
+#: Gradients of single pixels underflow in float16; the backward pass is started with this instead of one.
+_FLOAT16_SEED = 4096.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an explanation leaves: relevance, the books, and what was found on the way. See `Explanation` for most of it.
+
+    Attributes:
+        sums: Stage -> sum of relevance per sample; ``maps``: stage -> map.
+        unsplit: Whether an entry of the books could not be told apart by sample.
+        limit: How far the books may be from closing.
+        sound: Whether all is finite, the books close, and there is a score to decompose: one flag on the device.
+        chosen: The explained classes as a target, where the target is one.
+        reference_score: The scores on the reference, and ``reference_output`` the model's output there.
+        read_outs: Where the model read numbers out of tensors that depend on the input.
+        strangers: Tensors that came in without having been seen being made, with where they were used.
+        problems: What a strict audit would have raised.
+        target_reads: Whether the target is a function of the user's that reads numbers out of the output, and not only which class it is.
+    """
+
+    relevance: Any
+    score: Tensor
+    classes: Tensor | None
+    against: Tensor | None
+    output: Any
+    sums: dict[str, Tensor]
+    maps: dict[str, Tensor]
+    ledger: Ledger
+    unsplit: bool
+    limit: float
+    sound: Tensor
+    notes: dict[str, int]
+    chosen: Checked | None
+    reference_score: Tensor | None
+    reference_output: Any
+    read_outs: dict[str, int]
+    strangers: list[tuple[str, Tensor]]
+    problems: dict[str, int]
+    target_reads: bool
+
+
+class Pass:
+    """A model run forward under the engine, ready to be run backward.
+
+    Args:
+        model: The model.
+        x: Its input: a tensor, a tuple of positional ones, or a mapping of keyword ones.
+        target: What to explain.
+        rules: The rule set.
+        books: Where constants' shares are entered.
+        on_problem: What to do about an operation without a rule.
+        batch: Number of samples. Inputs whose first axis has another length are held fixed.
+        stages: Modules whose maps to read in the backward pass.
+        inspect: Called with the output of each operation.
+        reference: What relevance is relative to, in the form of the input.
+        layers: What was found of the model's layers when it ran before.
+        checkpoints: Modules that run again in the backward pass, by identity.
+
+    Attributes:
+        score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
+        classes: The explained classes, where the target is one; ``against``: what they are contrasted with.
+        output: The model's output, without a graph.
+        dtypes: The types that the score was computed in.
+        sums: Stage -> sum of relevance per sample, after `backward`.
+        maps: Stage -> relevance map, after `backward`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        target: Target,
+        rules: Rules,
+        books: Books,
+        on_problem: Callable[[AuditError], None],
+        batch: int,
+        stages: Sequence[str] = (),
+        inspect: Callable[[Site, Tensor], None] | None = None,
+        reference: Any = None,
+        layers: KnownLayers | None = None,
+        checkpoints: frozenset[int] = frozenset(),
+    ) -> None:
+        self.books = books
+        self.sums: dict[str, Tensor] = {}
+        self.maps: dict[str, Tensor] = {}
+        self._channels_last: list[bool | None] = []
+        self._stages, self._batch = stages, batch
+        self._image = next((t.shape[2:] for t in tensors(x) if t.ndim == 4), None)
+        self.input_names = input_names(model, x)
+        # Words beside a picture: their tokens are no places in it.
+        self._lengths = {t.shape[1] for t in tensors(x) if t.ndim == 2}
+        relative = reference is not None
+        self.engine = engine = Engine(
+            model, rules, books, on_problem, self._capture, relative, inspect, layers, checkpoints
+        )
+        with torch.inference_mode(False), torch.enable_grad(), as_written(), autocast_without_cache():
+            self._leaves = map_tensors(self._leaf, x)
+            # Inputs that are held fixed have no reference.
+            pairs = zip(tensors(self._leaves), tensors(reference), strict=False)
+            before = {id(t): t0.detach().clone() for t, t0 in pairs if t.requires_grad}
+            inputs = map_tensors(
+                lambda t: engine.tracker.watch(t, Layout(0, 1), before.get(id(t))) if t.requires_grad else t,
+                self._leaves,
+            )
+            self._before = before
+            for t in tensors(self._leaves):
+                engine.tracker.make(t)  # inputs that are held fixed come in as they are
+            with engine:
+                output = self._forward(model, inputs)
+            output = map_objects(engine.current, output)  # what the model wrote in place is in other tensors
+            values = engine.tally.values_read.total()
+            with engine, engine.unwatched() if is_own(target) else nullcontext():
+                found = score_of(output, target, batch)
+            self._target_reads = not is_own(target) and engine.tally.values_read.total() > values
+            score = engine.current(found.value)
+        _check_score(engine, score)
+        watch([score])
+        if layers is None and engine.layers.count:
+            engine.layers.settle(live_layers(score.grad_fn))
+        self._graph, self.score = score, score.detach()
+        self.dtypes = self._dtypes(checkpoints)
+        self.reference_score = engine.tracker.reference(score)
+        self.classes, self.against = found.classes, found.against
+        self._chosen = None if found.classes is None else Checked(found.classes, found.against)
+        self._reference_output = (
+            map_objects(lambda t: engine.tracker.on_reference(t).detach(), output) if relative else None
+        )
+        self.output = map_objects(lambda t: engine.current(t).detach(), output)
+        engine.release()
+        books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
+
+    def _dtypes(self, checkpoints: frozenset[int]) -> set[torch.dtype]:
+        """The types that the score was computed in: of several, those on the way from the input to it."""
+        met = self.engine.dtypes
+        if len(met) == 1 or checkpoints:  # of modules that run again the graph shows the outside alone
+            return met
+        nodes = graph_nodes(self._graph.grad_fn)
+        found = {data.dtype for node in nodes for data in getattr(node, "_input_metadata", ()) if data is not None}
+        return {dtype for dtype in met if dtype in found or dtype.is_complex} or met
+
+    def backward(self, sample: int | None = None) -> tuple[Any, dict[str, Tensor]]:
+        """Relevance in the form of the input, and the sum of each input's per sample.
+
+        With ``sample``, only that one's score is propagated, and the graph is kept for others.
+        """
+        seeds = torch.full_like(self.score, self.books.seed)
+        if sample is not None:
+            seeds = seeds * (torch.arange(len(seeds), device=seeds.device) == sample)
+        wanted = [t for t in tensors(self._leaves) if t.requires_grad]
+        try:
+            # In the types of the forward pass: the caller's autocast is not for what runs here.
+            with torch.inference_mode(False), torch.autocast(self.score.device.type, enabled=False):
+                gradients = torch.autograd.grad(
+                    self._graph, wanted, seeds, retain_graph=sample is not None, allow_unused=True
+                )
+        except RuntimeError as error:
+            if (reason := shortage(error)) is not None and not isinstance(error, torch.OutOfMemoryError):
+                shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self._leaves))
+                raise messages.too_large(reason, shapes) from error
+            if isinstance(error, (HilrpError, torch.OutOfMemoryError)):
+                raise
+            if "modified by an inplace operation" in str(error):
+                raise ModelError(
+                    "The model writes to a tensor of its own that it has multiplied with what depends on the input, and that the backward pass "
+                    f"needs as it was ({error}). Write to a copy of it (clone()), or let the model make a new one."
+                ) from error
+            raise ModelError(
+                f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient checkpointing, turn it "
+                "off: what it runs again in the backward pass, the engine doesn't see."
+            ) from error
+        given = {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
+        relevance = map_tensors(
+            lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
+        )
+        pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
+        return relevance, {name: r.double().reshape(len(r), -1).sum(1) for name, t, r in pairs if t.requires_grad}
+
+    def outcome(self) -> Outcome:
+        """Runs backward, and closes the books."""
+        tally = self.engine.tally
+        relevance, pixels = self.backward()
+        del self._graph  # modules that run again hold this pass, and the graph holds them
+        ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
+        limit = tolerance(self.dtypes, self.score.device)
+        numbers = [t for t in tensors((relevance, self.score)) if t.is_floating_point()]
+        flags = [t.isfinite().all() for t in numbers]
+        flags += [(ledger.leak <= limit).all(), (ledger.residual <= limit).all()]
+        if self.reference_score is None:
+            flags.append((self.score.abs() >= torch.finfo(self.score.dtype).tiny).all())
+        return Outcome(
+            relevance, self.score, self.classes, self.against, self.output, self.sums, self.maps, ledger, self.books.unsplit,
+            limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes), self._chosen,
+            self.reference_score, self._reference_output, dict(tally.read_outs), list(tally.strangers), dict(tally.problems),
+            self._target_reads,
+        )  # fmt: skip
+
+    def _held(self, leaf: Tensor) -> Tensor:
+        """What a gradient at the input is multiplied with: the input, or its difference to the reference."""
+        before = self._before.get(id(leaf))
+        return leaf.detach() if before is None else leaf.detach() - before
+
+    def _leaf(self, t: Tensor) -> Tensor:
+        # A clone made here is an ordinary tensor even where the caller's was made in inference mode.
+        t = t.detach().clone()
+        return t.requires_grad_() if t.is_floating_point() and t.shape[:1] == (self._batch,) else t
+
+    def _forward(self, model: nn.Module, inputs: Any) -> Any:
+        try:
+            return call_model(model, inputs)
+        except (HilrpError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            where = messages.place(self.engine.path, self.engine.module)
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
+            if (reason := shortage(error)) is not None:
+                raise messages.too_large(reason, shapes) from error
+            if "marked as dirty" in str(error):
+                raise messages.function_that_writes(where) from error
+            raise ModelError(messages.failed_forward(error, where, shapes)) from error
+
+    def _capture(self, path: str, module: nn.Module, output: Any) -> None:
+        """Reads the relevance of a stage's streams when the backward pass comes by."""
+        if path in self._stages:
+            for i, features in enumerate(streams(output)):
+                if features.shape[0] == self._batch:
+                    self._read(stream_name(path, i), features)
+
+    def _read(self, name: str, features: Tensor) -> None:
+        value, image, books, sums, maps = features.detach(), self._image, self.books, self.sums, self.maps
+        before = self.engine.tracker.reference(features)
+        if before is not None:
+            value = value - before
+        order = self._channels_last
+        words = features.ndim == 3 and features.shape[1] in self._lengths
+        if image is not None and features.ndim == 4:
+            order.append(channels_last(features.shape, image))
+
+        def read(g: Tensor | None) -> None:
+            if g is None:
+                return
+            relevance = value * (g / books.seed)
+            sums[name] = relevance.flatten(1).sum(1).double()
+            # A model keeps to one order: a stage whose shape doesn't tell it (32 channels of 32 x 32) goes by the others.
+            known = next((last for last in order if last is not None), None)
+            found = to_map(relevance, image, known) if image is not None and not words else None
+            if found is not None:
+                maps[name] = found
+
+        features.register_hook(read)
+
+
+def input_names(model: nn.Module, x: Any) -> list[str]:
+    """What the inputs of a model are called in its books: as the model says (``input_names``), by their keywords, or by their place.
+
+    Example:
+        >>> input_names(nn.Identity(), torch.zeros(1, 3, 8, 8)), input_names(nn.Identity(), (torch.zeros(1, 3, 8, 8), torch.zeros(1, 5)))
+        (['pixels'], ['pixels', 'input 1'])
+    """
+    own = getattr(model, "input_names", None)
+    if isinstance(x, Tensor):
+        return ["pixels"]
+    parts = list(x.items()) if isinstance(x, Mapping) else list(enumerate(x))
+    found = []
+    for i, (key, part) in enumerate(parts):
+        several = tensors(part)
+        name = key if isinstance(key, str) else f"input {key}"
+        if isinstance(own, tuple) and i < len(own):
+            name = own[i]
+        elif (
+            not isinstance(key, str) and sum(t.ndim == 4 for t in tensors(x)) == 1 and any(t.ndim == 4 for t in several)
+        ):
+            name = "pixels"
+        found += [name if len(several) == 1 else f"{name}[{j}]" for j in range(len(several))]
+    return found
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Calls a model with a tensor, a tuple of positional inputs, or a mapping of keyword inputs."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def _check_score(engine: Engine, score: Tensor) -> None:
+    if score.requires_grad and engine.tracker.varies(score):
+        return
+    if engine.tracker.varies(score):
+        raise ModelError(
+            "The score depends on the input only through gates (softmax, log, reciprocals, rounding), which keep the relevance that "
+            "reaches them. Explain what goes into the last of them: for instance the logit instead of its softmax."
+        )
+    raise ModelError(
+        "The score does not depend on the input: the output is constant, or the model computes it without torch, under "
+        "torch.no_grad() or behind .detach()."
+    )
+
+
+@contextmanager
+def autocast_without_cache() -> Iterator[None]:
+    """Autocast keeps what it made of weights until the caller's block ends, though they may change before."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+_stance_lock = threading.Lock()
+_stance_users: list[Any] = []
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Compiled parts of the model run as written.
+
+    torch's switch for it is the process's, so that the first thread to come sets it and the last to go restores it.
+    Nothing is done where nothing was compiled.
+    """
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        yield
+        return
+    with _stance_lock:
+        if not _stance_users:
+            _stance_users.append(torch.compiler.set_stance("force_eager"))
+            _stance_users[0].__enter__()
+        _stance_users.append(None)
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            _stance_users.pop()
+            if len(_stance_users) == 1:
+                _stance_users.pop().__exit__(None, None, None)

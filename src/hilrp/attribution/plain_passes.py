@@ -1,0 +1,397 @@
+"""An explanation beside plain passes of the same model: is the score the model's, the reference's score, and each sample's its own?
+
+The ledger shows that relevance was neither lost nor made. It can't show that what was decomposed is what the model computes. Plain passes
+can, without a graph and without the engine: they run when a model is first explained, and again where there is reason to doubt.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.attribution.checks import tolerance
+from hilrp.attribution.forward_backward import Outcome, as_written, autocast_without_cache, call_model
+from hilrp.engine import messages
+from hilrp.targets import Target, logits_of, score_of
+from hilrp.util.errors import AuditError, HilrpError
+from hilrp.util.memory import shortage
+from hilrp.util.nested import map_tensors, tensors
+
+
+@dataclass
+class Findings:
+    """What plain passes say of an explanation.
+
+    Attributes:
+        errors: Why it is wrong.
+        notes: What is worth saying.
+        unchecked: What could not be checked.
+        mixed: Whether samples see each other.
+    """
+
+    errors: list[AuditError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    mixed: bool = False
+
+
+@dataclass
+class _Memory:
+    """What was found out about a model.
+
+    Attributes:
+        checked: Forms of input whose score was checked.
+        mixed: Whether samples see each other.
+        constant: Tensors from elsewhere that were found to be constants, by where they are used.
+    """
+
+    checked: set[Hashable] = field(default_factory=set)
+    mixed: dict[Hashable, bool | None] = field(default_factory=dict)
+    constant: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def knows(self, place: str, tensor: Tensor) -> bool:
+        """Whether a tensor has the value of one that was found to be constant there."""
+        return any(t.shape == tensor.shape and torch.equal(t, tensor) for t in self.constant.get(place, ()))
+
+
+_memory: weakref.WeakKeyDictionary[nn.Module, _Memory] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An explanation, to be compared with plain passes.
+
+    Attributes:
+        model: The model.
+        x: Its input.
+        target: What is explained.
+        batch: The number of samples.
+        reference: What relevance is relative to, if anything.
+        found: What the explanation found.
+        follow: Runs the engine on another input, and returns the tensors whose making it did not see.
+    """
+
+    model: nn.Module
+    x: Any
+    target: Target
+    batch: int
+    reference: Any
+    found: Outcome
+    follow: Callable[[Any], list[tuple[str, Tensor]]]
+
+    def run(self, anew: bool = False, doubted: bool = False) -> Findings:
+        """Makes the comparisons that are due.
+
+        Args:
+            anew: Make them all, whatever is known of the model.
+            doubted: Whether the ledger could not be followed sample by sample.
+        """
+        memory = _memory.setdefault(self.model, _Memory())
+        form = self._form()
+        first = anew or form not in memory.checked
+        findings = Findings(notes=[messages.read_out(where) for where in self.found.read_outs])
+        doubtful = bool(self.found.read_outs or self.found.strangers)
+        related = self.reference is not None and (first or doubtful)
+        unknown = [each for each in self.found.strangers if anew or not memory.knows(*each)]
+        mixing = self.batch > 1 and (first or doubted or form not in memory.mixed)
+        if first or related or unknown or mixing:
+            with _as_it_was(self.x):
+                try:
+                    decided = self._compare(first, related, bool(unknown), mixing, findings)
+                except Exception as error:
+                    if isinstance(error, HilrpError) or shortage(error):
+                        raise
+                    reason = f"anything beside a plain pass, which raised {type(error).__name__}: {error}"
+                    findings.unchecked.append(reason)
+                    return findings
+            if unknown and decided:
+                memory.constant = {}
+                for place, t in self.found.strangers:
+                    memory.constant.setdefault(place, []).append(t)
+        if mixing:
+            memory.mixed[form] = findings.mixed
+        findings.mixed = bool(memory.mixed.get(form))
+        if not findings.errors and not findings.unchecked:
+            memory.checked.add(form)
+        return findings
+
+    def _compare(self, first: bool, related: bool, unknown: bool, mixing: bool, findings: Findings) -> bool:
+        """Runs the model, and says whether tensors from elsewhere are known to be constants.
+
+        On the input last, so that what it keeps of a call is of that one; not where the reference alone was asked for, which can be
+        at every call.
+        """
+        if related:
+            self._check_reference(findings)
+        constant = unknown and self._check_strangers(findings)
+        changed = self._scores_of_changed(findings) if mixing else []
+        if first or unknown or mixing:
+            plain = self._output(self.x)
+            if first:
+                self._check_score(plain, findings)
+            findings.mixed = self._mixes(plain, changed, findings)
+        return constant
+
+    def _form(self) -> Hashable:
+        # Not the function itself, which may hold the model.
+        target = getattr(self.target, "__code__", type(self.target)) if callable(self.target) else None
+        return _circumstances(self.model, self.x), target, self.batch > 1, self.reference is not None
+
+    def _output(self, x: Any) -> Any:
+        return _output(self.model, x)
+
+    def _score(self, output: Any) -> Tensor:
+        target = self.target if callable(self.target) else self.found.chosen
+        with torch.no_grad():
+            return score_of(output, target, self.batch).value.detach()
+
+    def _scale(self, score: Tensor, output: Any) -> Tensor:
+        """What differences are relative to, for each sample: the score, or the size of most scores that it is one of."""
+        scale = torch.maximum(self.found.score.abs(), score.abs()).double().nan_to_num(0.0, 0.0, 0.0)
+        if callable(self.target):
+            return scale
+        return torch.maximum(scale, _median(logits_of(output).detach().reshape(self.batch, -1).double()))
+
+    def _apart(self, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+        """Whether two scores differ by more than rounding, for each sample."""
+        a, b = a.double(), b.double()
+        same = (a == b) | (a.isnan() & b.isnan())
+        return ~(same | ((a - b).abs() <= self.found.limit * scale))
+
+    def _other_logits(self, plain: Any, explained: Any) -> Tensor:
+        """Where any class has another score than in the explained output, by sample: the next question may be about that one."""
+        ours, theirs = (logits_of(each).detach().reshape(self.batch, -1).double() for each in (explained, plain))
+        if ours.shape != theirs.shape:
+            return torch.ones(self.batch, dtype=torch.bool, device=ours.device)
+        scale = torch.maximum(theirs.abs().nan_to_num(0.0, 0.0, 0.0), _median(theirs)[:, None])
+        return self._apart(theirs, ours, scale).any(1)
+
+    # What is compared ---------------------------------------------------------------------------------------------
+
+    def _check_score(self, plain: Any, findings: Findings) -> None:
+        score = self._score(plain)
+        scale = self._scale(score, plain)
+        apart = self._apart(score, self.found.score, scale)
+        classes = None
+        if not callable(self.target):
+            apart = apart | self._other_logits(plain, self.found.output)
+        if not callable(self.target) and self.target is None and self.found.classes is not None:
+            logits = logits_of(plain).detach().reshape(self.batch, -1)
+            classes = logits.argmax(1)
+            best = logits.amax(1).to(self.found.score.dtype)
+            apart = apart | ((classes != self.found.classes) & self._apart(best, self.found.score, scale))
+        if not bool(apart.any()):
+            return
+        again = self._score(self._output(self.x))
+        if bool(self._apart(score, again, scale).any()):
+            findings.unchecked.append("the score beside a plain pass: the model isn't deterministic")
+            return
+        sample = int(apart.nonzero()[0])
+        if classes is not None and int(classes[sample]) != int(self.found.classes[sample]):  # type: ignore[index]
+            error = messages.other_class(int(classes[sample]), int(self.found.classes[sample]), sample)  # type: ignore[index]
+        else:
+            error = messages.other_score(float(score[sample]), float(self.found.score[sample]), sample)
+        findings.errors.append(error)
+
+    def _check_reference(self, findings: Findings) -> None:
+        held = getattr(self.model, "holds_fixed", None)
+        if held is not None:
+            findings.notes.append(f"held fixed on the reference: {held}")
+            return
+        followed = self.found.reference_score
+        assert followed is not None
+        plain = self._output(self.reference)
+        score = self._score(plain)
+        scale = torch.maximum(self._scale(score, plain), followed.abs().double())
+        apart = self._apart(score, followed, scale)
+        if not callable(self.target):
+            apart = apart | self._other_logits(plain, self.found.reference_output)
+        if not bool(apart.any()):
+            return
+        if callable(self.target) and self._same_output(plain, scale):
+            if self.found.target_reads:  # others choose by the input what they ask for
+                findings.unchecked.append(
+                    "the reference's score: the target reads numbers out of the output, and is another function there"
+                )
+            return
+        again = self._score(self._output(self.reference))
+        if bool(self._apart(score, again, scale).any()):
+            findings.unchecked.append("the reference's score beside a plain pass: the model isn't deterministic")
+            return
+        sample = int(apart.nonzero()[0])
+        strangers = [place for place, _ in self.found.strangers]
+        scores = float(score[sample]), float(followed[sample])
+        findings.errors.append(messages.false_reference(*scores, sample, list(self.found.read_outs), strangers))
+
+    def _same_output(self, plain: Any, scale: Tensor) -> bool:
+        ours = tensors(self.found.reference_output)
+        pairs = list(zip(tensors(plain), ours, strict=False))
+        limit = self.found.limit * float(scale.max())
+        return len(tensors(plain)) == len(ours) and all(
+            a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=0, atol=limit, equal_nan=True)
+            for a, b in pairs
+            if a.is_floating_point()
+        )
+
+    def _check_strangers(self, findings: Findings) -> bool:
+        """Whether all of the tensors whose making wasn't seen are the same on another input."""
+        held = getattr(self.model, "holds_fixed", None)
+        if held is not None:
+            findings.notes.append(f"held fixed, and without relevance: {held}")
+            return True
+        try:
+            others = self.follow(map_tensors(partial(_changed, batch=self.batch), self.x))
+            # What a model keeps between calls comes from elsewhere the second time only.
+            changed = [each for each in self.found.strangers if not _is_among(each, others)]
+            again = self.follow(self.x) if changed else []
+        except Exception as error:
+            if shortage(error):
+                raise
+            findings.unchecked.append("whether tensors from outside the pass depend on the input")
+            return False
+        # Where nothing from elsewhere is used on the other input, there is nothing to compare with.
+        places = {place for place, _ in others}
+        dependent = [place for place, t in changed if place in places and _is_among((place, t), again)]
+        random = [place for place, _ in changed if place not in dependent]
+        if dependent:
+            findings.errors.append(messages.unseen_origin(dependent))
+        if random:
+            findings.unchecked.append(
+                "whether tensors from outside the pass depend on the input: "
+                f"those that {', '.join(dict.fromkeys(random))} use are not the same from call to call"
+            )
+        return not changed
+
+    def _scores_of_changed(self, findings: Findings) -> list[tuple[Tensor, Tensor]]:
+        """Which samples were kept, and all scores: half of the samples are changed, then the other half."""
+        found = []
+        for parity in (0, 1):
+            kept = torch.arange(self.batch, device=self.found.score.device) % 2 == parity
+            try:
+                score = self._score(self._output(map_tensors(partial(_changed, batch=self.batch, kept=kept), self.x)))
+            except Exception as error:
+                if shortage(error):
+                    raise
+                findings.unchecked.append("whether samples see each other: the model does not run on a changed batch")
+                return []
+            found.append((kept, score))
+        return found
+
+    def _mixes(self, plain: Any, changed: list[tuple[Tensor, Tensor]], findings: Findings) -> bool:
+        """Whether a sample's score changes with the others."""
+        if not changed:
+            return False
+        score = self._score(plain)
+        scale = self._scale(score, plain)
+        moved = [kept & self._apart(score, other, scale) & other.isfinite() for kept, other in changed]
+        if not bool(torch.stack(moved).any()):
+            return False
+        again = self._score(self._output(self.x))
+        if bool(self._apart(score, again, scale).any()):
+            findings.unchecked.append("whether samples see each other: the model isn't deterministic")
+            return False
+        return True
+
+
+def samples_mix(model: nn.Module, x: Any, batch: int) -> bool | None:
+    """Whether the output of the first of two samples changes with the second; ``None`` if that can't be said."""
+    known = _memory.setdefault(model, _Memory()).mixed
+    form = _circumstances(model, x)
+    if form not in known:
+        with _as_it_was(x):
+            known[form] = _second_matters(model, x, batch)
+    return known[form]
+
+
+def _second_matters(model: nn.Module, x: Any, batch: int) -> bool | None:
+    first = torch.tensor([True, False])
+
+    def of_first(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        two = map_tensors(lambda t: change(t[:2]) if t.shape[:1] == (batch,) else t, x)
+        found = [t for t in tensors(_output(model, two)) if t.is_floating_point() and t.shape[:1] == (2,)]
+        return [t[0].reshape(1, -1) for t in found if t.numel()]
+
+    try:
+        other, again, plain = (
+            of_first(change) for change in (partial(_changed, batch=2, kept=first), Tensor.clone, Tensor.clone)
+        )
+    except Exception:  # it doesn't take two samples, or memory doesn't
+        return None
+    if len(again) != len(plain) or not all(map(torch.equal, again, plain)):
+        return None
+    return [t.shape for t in other] != [t.shape for t in plain] or any(
+        _differ(a.double(), b.double(), tolerance([b.dtype], b.device)) for a, b in zip(other, plain, strict=True)
+    )
+
+
+def _differ(a: Tensor, b: Tensor, limit: float) -> bool:
+    apart = (a - b).abs() > limit * torch.maximum(b.abs(), _median(b)[:, None]).nan_to_num(0.0, 0.0, 0.0)
+    return bool((apart | (a.isfinite() != b.isfinite())).any())
+
+
+def _circumstances(model: nn.Module, x: Any) -> Hashable:
+    """What an answer about a model holds for: the form of its input, its structure and modes, and autocast."""
+    kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(x))
+    structure = hash(
+        tuple((type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules())
+    )
+    return kinds, structure, tuple(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
+
+
+def _output(model: nn.Module, x: Any) -> Any:
+    """What the model returns without the engine, in inference or, where it needs gradients (hooks on them), with those."""
+    with torch.inference_mode(False), as_written(), autocast_without_cache():
+        try:
+            with torch.no_grad():
+                return call_model(model, map_tensors(lambda t: t.detach().clone(), x))
+        except RuntimeError as error:
+            if shortage(error):
+                raise
+            without_gradients = error
+        try:
+            with torch.enable_grad():
+                return call_model(
+                    model,
+                    map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()) * 1, x),
+                )
+        except RuntimeError:
+            raise without_gradients from None
+
+
+def _changed(t: Tensor, batch: int, kept: Tensor | None = None) -> Tensor:
+    """An input with samples changed, but those that are kept.
+
+    They are mirrored, negated, paler and shifted, so that neither a mean nor a mean square stays what it was.
+    """
+    if not t.is_floating_point() or t.shape[:1] != (batch,):
+        return t
+    other = 0.3 * t.detach().abs().amax() - 0.5 * t.detach().flip(-1)
+    rows = (other == t).reshape(batch, -1).all(1).reshape(-1, *[1] * (t.ndim - 1))
+    other = torch.where(rows, other + 1, other)
+    return other if kept is None else torch.where(kept.to(t.device).reshape(rows.shape), t.detach(), other)
+
+
+def _median(logits: Tensor) -> Tensor:
+    """The size of most scores of each sample: a class that is masked out has a huge one, or none at all."""
+    finite = torch.where(logits.isfinite(), logits.abs(), torch.nan)
+    return finite.nanmedian(1).values.nan_to_num(0.0)
+
+
+def _is_among(stranger: tuple[str, Tensor], others: list[tuple[str, Tensor]]) -> bool:
+    place, t = stranger
+    return any(place == where and t.shape == o.shape and torch.equal(t, o) for where, o in others)
+
+
+@contextmanager
+def _as_it_was(x: Any) -> Iterator[None]:
+    """Leaves torch's random numbers as they were."""
+    devices = sorted({t.device.index or 0 for t in tensors(x) if t.is_cuda})
+    with torch.random.fork_rng(devices):
+        yield

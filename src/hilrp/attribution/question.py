@@ -1,0 +1,79 @@
+"""What a reference is looked for: a model, its input, and what is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.attribution.forward_backward import as_written, call_model
+from hilrp.engine import messages
+from hilrp.targets import Target, score_of
+from hilrp.util.errors import HilrpError, InputError, ModelError
+from hilrp.util.nested import map_tensors, tensors
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a reference is looked for.
+
+    Attributes:
+        model: The model.
+        x: Its input.
+        target: What is explained.
+        batch: How many samples there are.
+    """
+
+    model: nn.Module
+    x: Any
+    target: Target
+    batch: int
+
+    def images(self, change: Callable[[Tensor], Tensor]) -> Any:
+        """The input with its images changed; whatever else the model is given stays."""
+        if not any(is_image(t) for t in tensors(self.x)):
+            raise InputError(
+                "The input holds no images [B,C,H,W], of which this reference could be made. Give a number, or an input like x, as the reference."
+            )
+        return map_tensors(lambda t: change(t.detach()).to(t) if is_image(t) else t, self.x)
+
+    def coloured(self, colours: Tensor) -> Any:
+        """The input with plain colours ``[B,C]`` for its images, or one ``[1,C]`` for all."""
+        return self.images(lambda t: colours.to(t)[:, :, None, None].expand_as(t))
+
+    def settled(self) -> Question:
+        """The same with the predicted classes of the input for the target, where that is what is explained."""
+        if self.target is not None:
+            return self
+        return replace(self, target=score_of(self.output(self.x), None, self.batch).classes)
+
+    def output(self, x: Any) -> Any:
+        """What the model makes of an input."""
+        try:
+            with torch.no_grad(), as_written():
+                return call_model(self.model, map_tensors(Tensor.clone, x))  # a model may write to its input
+        except (HilrpError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors(x))
+            raise ModelError(messages.failed_forward(error, "the model itself", shapes)) from error
+
+    def score(self, x: Any) -> Tensor:
+        """The explained score of another input."""
+        return score_of(self.output(x), self.target, self.batch).value
+
+
+def is_image(t: Tensor) -> bool:
+    """Whether a tensor holds images, ``[B,C,H,W]``."""
+    return t.ndim == 4 and t.is_floating_point()
+
+
+def normalisation(
+    model: nn.Module, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """What a model's preprocessing subtracts and divides by: as given, or as timm says."""
+    known = getattr(model, "pretrained_cfg", None) or {}
+    return mean or known.get("mean"), std or known.get("std")

@@ -1,0 +1,234 @@
+"""References: what an explanation is relative to.
+
+Relevance relative to a reference ``x0`` sums to ``f(x) - f(x0)`` over the pixels. Which question that answers depends on ``x0``: what
+makes this picture score higher than a grey one, than its own blurred self, than a healthy scan? `Neutral` looks for a plain colour
+whose score is about zero, so that the pixels hold the score itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hilrp.attribution.checks import check_storage
+from hilrp.attribution.neutral import Neutral
+from hilrp.attribution.question import Question, is_image, normalisation
+from hilrp.util.errors import InputError
+from hilrp.util.nested import map_tensors, tensors
+
+
+class Reference(Protocol):
+    """A way to find references."""
+
+    def __call__(self, question: Question) -> list[Any]:
+        """References in the form of the input; the explanations of several are averaged."""
+        ...
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input of your own: a healthy scan, the same scene without the object.
+
+    Attributes:
+        value: Like the input; of one sample for all of them.
+    """
+
+    value: Any
+
+    def __call__(self, question: Question) -> list[Any]:
+        """The value, for each sample."""
+        return [self._like(self.value, question.x, question.batch)]
+
+    def _like(self, value: Any, x: Any, batch: int) -> Any:
+        """The reference in the form of the input, part by part."""
+        if isinstance(x, Mapping):
+            if not isinstance(value, Mapping) or set(value) != set(x):
+                raise InputError(f"reference must have the names of the input, {', '.join(map(str, x))}.")
+            return type(x)({name: self._like(value[name], part, batch) for name, part in x.items()})  # type: ignore[call-arg]
+        if isinstance(x, (tuple, list)):
+            if not isinstance(value, (tuple, list)) or len(value) != len(x):
+                raise InputError(f"reference must have {len(x)} parts, as the input has.")
+            return type(x)(self._like(*parts, batch) for parts in zip(value, x, strict=True))
+        if not isinstance(x, Tensor):
+            return x
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"reference is a {type(value).__name__}; give a tensor, a name, or one of hilrp.references."
+            )
+        # What the explanation holds fixed can't be another one on the reference.
+        return self._fitted(value, x) if x.is_floating_point() and x.shape[:1] == (batch,) else x
+
+    @staticmethod
+    def _fitted(value: Tensor, x: Tensor) -> Tensor:
+        check_storage(value, "reference")
+        value = value.detach().to(x)
+        if value.shape == x.shape[1:] or (value.ndim == x.ndim and value.shape[0] == 1):
+            value = value.expand_as(x)
+        if value.shape != x.shape:
+            raise InputError(
+                f"reference has the shape {tuple(value.shape)}, the input {tuple(x.shape)}: give one like the input, or one sample."
+            )
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise InputError("reference holds values that aren't finite (NaN or infinite).")
+        return value
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One value for every pixel, or one per channel, as the model takes them (after preprocessing)."""
+
+    value: float | tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.value if isinstance(self.value, tuple) else (self.value,))):
+            raise InputError(f"references.Constant({self.value}) isn't a finite number.")
+
+    def __call__(self, question: Question) -> list[Any]:
+        """The value everywhere."""
+
+        def fill(t: Tensor) -> Tensor:
+            value = torch.tensor(self.value, dtype=t.dtype, device=t.device).reshape(-1, 1, 1)
+            if value.shape[0] not in (1, t.shape[1]):
+                raise InputError(f"references.Constant has {value.shape[0]} values for {t.shape[1]} channels.")
+            return value.expand_as(t)
+
+        value = self.value
+        if isinstance(value, tuple) or any(map(is_image, tensors(question.x))):
+            return [question.images(fill)]
+        return [map_tensors(lambda t: torch.full_like(t, value) if t.is_floating_point() else t, question.x)]
+
+
+@dataclass(frozen=True)
+class Colour:
+    """A colour, from 0 to 1 per channel, as the model's own preprocessing would hand it on.
+
+    Attributes:
+        value: The colour; one number is a grey.
+        mean, std: What preprocessing subtracts and divides by; by default what timm says of the model.
+    """
+
+    value: float | tuple[float, ...]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __call__(self, question: Question) -> list[Any]:
+        """The colour everywhere."""
+        mean, std = normalisation(question.model, self.mean, self.std)
+        if mean is None or std is None:
+            raise InputError(
+                f"reference: what the colour {self.value} is after the model's preprocessing isn't known. Give "
+                "hilrp.references.Colour(value, mean=..., std=...), or references.Constant(value as the model takes it)."
+            )
+        colour = self.value if isinstance(self.value, tuple) else (self.value,) * len(mean)
+        if len(colour) != len(mean):
+            raise InputError(f"references.Colour has {len(colour)} values, the model takes {len(mean)} channels.")
+        return Constant(tuple((c - m) / s for c, m, s in zip(colour, mean, std, strict=True)))(question)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Each image's own mean colour."""
+
+    def __call__(self, question: Question) -> list[Any]:
+        """The mean everywhere."""
+        return [question.images(lambda t: t.mean((2, 3), keepdim=True).expand_as(t))]
+
+
+@dataclass(frozen=True)
+class Blurred:
+    """Each image, blurred: what is left are its large shapes and colours.
+
+    Attributes:
+        sigma: The width of the bell, as a part of the image's smaller side.
+    """
+
+    sigma: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma < 10:
+            raise InputError(f"references.Blurred(sigma={self.sigma}): give a part of the image's side, above 0.")
+
+    def __call__(self, question: Question) -> list[Any]:
+        """The blurred images."""
+        return [question.images(self._blur)]
+
+    def _blur(self, t: Tensor) -> Tensor:
+        width = self.sigma * min(t.shape[-2:])
+        reach = min(int(3 * width), min(t.shape[-2:]) - 1)
+        bell = torch.exp(-(torch.arange(-reach, reach + 1, device=t.device, dtype=t.dtype) ** 2) / (2 * width**2))
+        bell = (bell / bell.sum()).expand(t.shape[1], 1, -1)
+        t = F.conv2d(F.pad(t, (reach, reach, 0, 0), "reflect"), bell.unsqueeze(2), groups=t.shape[1])
+        return F.conv2d(F.pad(t, (0, 0, reach, reach), "reflect"), bell.unsqueeze(3), groups=t.shape[1])
+
+
+@dataclass(frozen=True)
+class Average:
+    """Several references, whose explanations are averaged."""
+
+    references: tuple[Any, ...]
+
+    def __call__(self, question: Question) -> list[Any]:
+        """All of them."""
+        return [x for each in self.references for x in find(each)(question)]
+
+
+#: What rules that need a reference take where none is given.
+DEFAULT = "mean"
+#: Name -> reference.
+NAMED: dict[str, Reference] = {
+    "neutral": Neutral(),
+    "black": Colour(0.0),
+    "grey": Colour(0.5),
+    "white": Colour(1.0),
+    "mean": Mean(),
+    "blurred": Blurred(),
+}
+
+
+def named(name: str, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> Reference:
+    """A reference by name, for a model whose preprocessing subtracts ``mean`` and divides by ``std``."""
+    if name not in NAMED:
+        raise InputError(f"reference={name!r}: choose from {', '.join(NAMED)}, or give a tensor.")
+    found = NAMED[name]
+    return replace(found, mean=mean, std=std) if isinstance(found, (Colour, Neutral)) else found
+
+
+def find(reference: Any) -> Reference:
+    """A reference by name; a number or a tensor is one, too, and a list is their average.
+
+    Example:
+        >>> find("blurred").sigma
+        0.1
+    """
+    if isinstance(reference, str):
+        return named(reference)
+    if isinstance(reference, bool):
+        raise InputError("reference takes a name, a number, a tensor or one of hilrp.references.")
+    if isinstance(reference, (int, float)):
+        return Constant(float(reference))
+    if isinstance(reference, list):
+        return Average(tuple(reference))
+    if callable(reference):
+        return reference
+    return Given(reference)
+
+
+__all__ = [
+    "Average",
+    "Blurred",
+    "Colour",
+    "Constant",
+    "Given",
+    "Mean",
+    "Neutral",
+    "Question",
+    "Reference",
+    "find",
+    "named",
+]

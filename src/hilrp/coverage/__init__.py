@@ -1,6 +1,0 @@
-"""The audited coverage of whole model libraries: which models pass, and why the others don't."""
-
-from hilrp.coverage.runner import run
-from hilrp.coverage.store import Settings, Store
-
-__all__ = ["Settings", "Store", "run"]

@@ -1,0 +1,243 @@
+"""What the audit says: each message names the place, the operation, the reason and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hilrp.util.errors import AuditError, ModelError, TooLargeError
+
+
+def place(path: str, module: nn.Module | None = None) -> str:
+    """A module's path as the user knows it, with its class."""
+    name = f"`{path}`" if path else "the model itself"
+    return name if module is None else f"{name} ({type(module).__name__})"
+
+
+def failed_forward(error: Exception, where: str, shapes: str) -> str:
+    """The model, or a rule, raised."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    source = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
+    # The original function runs in hilrp.method.call, and the zoo's models are models; anything else of ours that raises is a defect.
+    if source.startswith("hilrp.") and source != "hilrp.method.call" and not source.startswith("hilrp.zoo"):
+        return f"hilrp failed by itself in {where} ({source}): {type(error).__name__}: {error}. Please report this."
+    return (
+        f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: {str(error).rstrip('.') or 'no reason given'}. "
+        "Check that the input has the shape, type and device that the model expects."
+    )
+
+
+def too_large(reason: str, shapes: str) -> TooLargeError:
+    """Memory doesn't suffice for what was to be explained at once."""
+    return TooLargeError(
+        f'Memory doesn\'t suffice to explain an input of shape {shapes} at once ({reason.rstrip(".")}). Explain fewer samples at a time (batch="auto", or a number), '
+        'let blocks run again (Explainer(checkpoint="auto")), or run the model in bfloat16 (torch.autocast).'
+    )
+
+
+def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None) -> AuditError:
+    """An operation that no primitive covers."""
+    return AuditError(
+        f"No rule for the operation `{name}` in {place(path, module)}: it lies on the way from the input to the score, "
+        "and its raw gradient need not conserve relevance. Tell hilrp what it is:\n"
+        f"    hilrp.register({_public_name(func, name)}, rule)\n"
+        'with rule "activation" if it is elementwise, "gate" or "stop" if it is a gate, "reindexing" if it moves, selects or sums, '
+        'or a function that writes it in known operations. Or let it run on its raw gradient with audit="warn".'
+    )
+
+
+def _public_name(func: Any, name: str) -> str:
+    """An expression that names the function in a user's code."""
+    if "::" in name:
+        return f"torch.ops.{name.replace('::', '.')}"
+    spaces = {"torch": torch, "torch.nn.functional": F, "torch.Tensor": torch.Tensor, "torch.linalg": torch.linalg}
+    spaces |= {"torch.special": torch.special, "torch.fft": torch.fft}
+    for space, module in spaces.items():
+        for candidate in (name, name.partition("_")[2]):
+            if candidate and getattr(module, candidate, None) is func:
+                return f"{space}.{candidate}"
+    return next(
+        (f"{space}.{name}" for space, module in spaces.items() if hasattr(module, name)), f"torch.ops.aten.{name}"
+    )
+
+
+def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
+    """A tensor that came out of code that the engine can't see into."""
+    node = tensor.grad_fn
+    origin = node.name() if node is not None else "unknown"
+    if origin == "BackwardHookFunctionBackward":
+        return AuditError(
+            f"The module {place(path)}, or one around it, has a full backward hook (register_full_backward_hook), which may change gradients: relevance would be "
+            'what the hook makes of it. Remove the hook (its handle has remove()), or accept that with audit="warn".'
+        )
+    function = getattr(node, "_forward_cls", None)
+    # torch's own nodes end in a digit (MulBackward0); a custom function's is named after its class.
+    custom = function is not None or origin.endswith("Backward")
+    source = "a custom autograd.Function" if custom else "code that was scripted, compiled or mapped, or an extension's"
+    registered = "TheModuleClass" if function is None else function.__name__
+    return AuditError(
+        f"A tensor that `{consumer}` uses in {place(path)} depends on the input through operations that hilrp did not see: "
+        f"it was made by {source} (autograd node {origin}). Its gradient isn't a conserving rule. Give it, or the module that "
+        "calls it, a rule of its own, for instance\n"
+        f'    hilrp.register({registered}, "activation")   # or a surrogate function of the same arguments (a module comes first)\n'
+        "or use the plain Python form of that code (many libraries have a switch for it), or accept the raw gradient with "
+        'audit="warn".'
+    )
+
+
+def not_given(path: str, consumer: str) -> str:
+    """A module that runs again uses a tensor of the pass that it wasn't called with."""
+    return (
+        f"`{consumer}` in {place(path)} uses a tensor that depends on the input and that the module around it wasn't called with (it was kept in an attribute, "
+        "or in a closure). Such a module can't run again: leave it out of checkpoint=."
+    )
+
+
+def changed_gradient(path: str) -> AuditError:
+    """A hook of the model's that changes gradients."""
+    return AuditError(
+        f"A hook on a tensor in {place(path)} changes gradients (register_hook): relevance would be what the hook makes of it, not what the rules say. "
+        'Remove the hook, or accept that with audit="warn".'
+    )
+
+
+def function_that_writes(where: str) -> AuditError:
+    """A custom function that writes to its input, under an engine that has nothing written to."""
+    return AuditError(
+        f"hilrp did not see into what {where} calls: a custom autograd.Function writes to its input (mark_dirty). Give the module that "
+        "calls it a rule of its own (hilrp.register), or let the function return a new tensor."
+    )
+
+
+def unseen_write(tensor: Tensor, path: str, consumer: str) -> AuditError:
+    """A tensor that was written to by code that the engine can't see into."""
+    return AuditError(
+        f"A tensor of the shape {tuple(tensor.shape)} that `{consumer}` uses in {place(path)} was written to by code that hilrp did not "
+        "see (an extension, scripted code, another thread). Give the module that does so a rule of its own (hilrp.register), "
+        'or let that code return a new tensor, or accept a wrong map with audit="warn".'
+    )
+
+
+def unseen_origin(places: list[str]) -> AuditError:
+    """Tensors that depend on the input, and that the engine did not see being made."""
+    return AuditError(
+        f"Tensors that {_listed(places)} use depend on the input, but hilrp did not see how they were made: by numpy or another library, in "
+        "another thread, or by an extension. They would count as constants. Compute them with torch in the thread that runs "
+        'the model, give the module that makes them a rule of its own (hilrp.register), or accept that with audit="warn".'
+    )
+
+
+def other_score(plain: float, explained: float, sample: int) -> AuditError:
+    """The explained score isn't that of the model."""
+    return AuditError(
+        f"The explained score of sample {sample} is {explained:.6g}, but the model itself gives {plain:.6g} on the same input: something in "
+        "it runs differently under hilrp (code that hilrp does not see, and that reads what was written in place; a "
+        "state that changes from call to call). Please report this if it is the model of a library."
+    )
+
+
+def other_class(plain: int, explained: int, sample: int) -> AuditError:
+    """The explained class isn't the model's prediction."""
+    return AuditError(
+        f"The explained class of sample {sample} is {explained}, but the model itself predicts {plain} on the same input. Give the class "
+        "as the target, and please report this if it is the model of a library."
+    )
+
+
+def false_reference(
+    plain: float, followed: float, sample: int, read_outs: list[str], strangers: list[str]
+) -> AuditError:
+    """The reference's score isn't that of the model."""
+    reasons = [
+        f"numbers that the model reads out of its tensors ({_listed(read_outs)}) are the input's there, too"
+        if read_outs
+        else "",
+        f"hilrp did not see how tensors that {_listed(strangers)} use were made" if strangers else "",
+    ]
+    reason = (
+        "; ".join(filter(None, reasons))
+        or "something in it isn't followed there (a state that changes from call to call)"
+    )
+    return AuditError(
+        f"The score of sample {sample} on the reference would be {followed:.6g}, but the model itself gives {plain:.6g} there: {reason}. The "
+        "relevance would sum to a false difference. Keep those values in tensors and in this thread (torch.where instead of "
+        '`if`, no item(), tolist() or float()), or explain without a reference (rules="hilrp").'
+    )
+
+
+def by_choice(name: str, path: str) -> str:
+    """Numbers that were made of masks and indices."""
+    return f"what `{name}` in {place(path)} makes depends on the input through whole numbers or masks alone, and carries no relevance"
+
+
+def whole_numbers(name: str, path: str) -> str:
+    """Whole numbers that are values."""
+    return f"`{name}` in {place(path)} takes whole numbers that depend on the input, which carry no relevance"
+
+
+def read_out(where: str) -> str:
+    """Values that left torch."""
+    return f"{where} reads numbers out of the pass: what the model makes of them counts as constant"
+
+
+def _listed(places: list[str], most: int = 3) -> str:
+    shown = list(dict.fromkeys(places))
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
+
+
+def differences(name: str, path: str, value: list[Tensor], surrogate: list[Tensor]) -> list[AuditError]:
+    """A user's surrogate must have the shapes and, up to rounding, the values of the original."""
+    where = f"The surrogate of `{name}` in {path or '(model)'}"
+    shapes = [[tuple(t.shape) for t in each] for each in (value, surrogate)]
+    if shapes[0] != shapes[1]:
+        raise AuditError(f"{where} returns shapes {shapes[1]}; the original {shapes[0]}.")
+    return [
+        AuditError(f"{where} differs from the original by {float((v - s.detach()).abs().max()):.2g}.")
+        for v, s in zip(value, surrogate, strict=True)
+        if not torch.allclose(v, s.detach().to(v.dtype), rtol=1e-2, atol=1e-3 * float(v.abs().max()))
+    ]
+
+
+def check_randomness(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None, path: str
+) -> None:
+    """Dropout and batch statistics make the output of one sample depend on chance or on the others."""
+
+    def argument(position: int, keyword: str, default: Any) -> Any:
+        return args[position] if len(args) > position else kwargs.get(keyword, default)
+
+    if name in _DROPOUT and argument(1, "p", 0.5) > 0 and argument(2, "train", True):
+        raise ModelError(f"Dropout is active in {place(path, module)}. Call model.eval() before explaining.")
+    if name == "bernoulli":
+        raise ModelError(
+            f"Chance is active in {place(path, module)}: `bernoulli` draws with probabilities that depend on the input. Use a threshold, or the probabilities "
+            "themselves."
+        )
+    if name == "rrelu" and argument(3, "training", False):
+        raise ModelError(
+            f"The random slope of rrelu is active in {place(path, module)}. Call model.eval() before explaining."
+        )
+    if name == "scaled_dot_product_attention" and argument(4, "dropout_p", 0.0) > 0:
+        raise ModelError(f"Attention dropout is active in {place(path, module)}. Call model.eval() before explaining.")
+    if name == "batch_norm" and argument(5, "training", False):
+        raise ModelError(
+            f"Batch normalisation in {place(path, module)} uses the statistics of the batch, so that samples explain each other. "
+            "Call model.eval() before explaining; a layer without running statistics can't be explained."
+        )
+
+
+_DROPOUT = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout")
+
+
+def training_mode(path: str, module: nn.Module) -> ModelError:
+    """A layer that behaves differently in training."""
+    return ModelError(
+        f"The model is in training mode: {place(path, module)} would use chance or the statistics of the batch. "
+        "Call model.eval() before explaining."
+    )

@@ -1,0 +1,191 @@
+"""Modules that run again in the backward pass, instead of keeping what their rules need: gradient checkpointing, for relevance.
+
+Of such a module only the inputs are kept. Its first run computes values; in the backward pass it runs again under an engine of its own, whose rules and
+books are those of the first. Memory then holds one module's insides at a time, for the price of one more forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from hilrp.engine.tensor_info import Info
+from hilrp.method.call import Level
+from hilrp.method.fast.linear_layers import watch
+from hilrp.method.sample_axis import kept
+from hilrp.util.errors import HilrpError, InputError, ModelError
+from hilrp.util.nested import map_tensors, tensors
+
+if TYPE_CHECKING:
+    from hilrp.engine.engine import Engine
+
+
+def find_checkpoints(model: nn.Module, checkpoint: str | Sequence[str] | None) -> frozenset[int]:
+    """The modules that are to run again, by identity: a model's repeated blocks, those named by the user, or none."""
+    if checkpoint is None:
+        return frozenset()
+    modules = dict(model.named_modules())
+    if isinstance(checkpoint, str) and checkpoint == "auto":
+        found = _blocks(model)
+        if not found:
+            raise InputError(
+                'checkpoint="auto": the model has no blocks of one class in a row, in a Sequential or a ModuleList. Name the modules that are to run again: checkpoint=["encoder.a", ...].'
+            )
+        return frozenset(map(id, found))
+    if isinstance(checkpoint, str) or not isinstance(checkpoint, Sequence):
+        raise InputError(f'checkpoint={checkpoint!r}: use "auto", a list of module paths, or None.')
+    unknown = [name for name in checkpoint if name not in modules]
+    if unknown:
+        names = [name for name, module in modules.items() if any(module is block for block in _blocks(model))]
+        raise InputError(
+            f"checkpoint: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists the names; hilrp would choose {names}."
+        )
+    return frozenset(id(modules[name]) for name in checkpoint)
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """The innermost modules that stand in a row with others of their class, and have parts of their own."""
+    inner = [block for child in module.children() for block in _blocks(child)]
+    if inner or not isinstance(module, (nn.Sequential, nn.ModuleList)):
+        return inner
+    made_of_parts = [child for child in module if len(list(child.children())) > 1]
+    kinds = [type(child) for child in made_of_parts]
+    return [child for child in made_of_parts if kinds.count(type(child)) > 1]
+
+
+@dataclass(frozen=True)
+class _Rerun:
+    """A module's call, to be run again; its tensors are without a graph.
+
+    Attributes:
+        engine: Makes an engine like the one that the module ran under.
+        known: What was known of the tensors that depend on the input, by identity.
+        autocast: What the module computed in, where not in the types of its tensors.
+    """
+
+    engine: Callable[[], Engine]
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    known: dict[int, Info]
+    autocast: torch.dtype | None
+
+    def __call__(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Leaves that stand for what carries relevance, and the module's outputs."""
+        engine = self.engine()
+        leaves: list[Tensor] = []
+        stands: dict[int, Tensor] = {}
+
+        def own(t: Tensor) -> Tensor:
+            info = self.known.get(id(t))
+            if info is None:
+                engine.tracker.make(t)  # whoever gave it has looked at it
+            if info is None or id(t) in stands:
+                return stands.get(id(t), t)
+            if info.carries:
+                leaves.append(t.detach().requires_grad_())
+                stands[id(t)] = found = engine.tracker.watch(leaves[-1], info.layout)
+            else:
+                stands[id(t)] = found = t.clone()
+            engine.tracker.track(found, info.level, info.layout)
+            return found
+
+        device, enabled = tensors((self.args, self.kwargs))[0].device.type, self.autocast is not None
+        with torch.enable_grad(), torch.autocast(device, self.autocast, enabled, cache_enabled=False):
+            args, kwargs = map_tensors(own, (self.args, self.kwargs))
+            try:
+                with engine:
+                    output = self.module(*args, **kwargs)
+            except (HilrpError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                raise ModelError(
+                    f"`{engine.path or type(self.module).__name__}` could not run a second time: {type(error).__name__}: {error}. Leave it out of checkpoint=."
+                ) from error
+        found = [engine.current(t) for t in _numbers(output)]
+        watch(found)
+        engine.release()
+        return leaves, found
+
+
+class _Again(Function):
+    @staticmethod
+    def forward(ctx: Any, rerun: _Rerun, values: list[Tensor], *carriers: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.rerun = rerun
+        return tuple(value.detach() for value in values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        leaves, outputs = ctx.rerun()
+        pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if t.requires_grad and g is not None]
+        if not pairs:
+            return None, None, *(None for _ in leaves)
+        found = torch.autograd.grad([t for t, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+        return None, None, *found
+
+
+def again(engine: Engine) -> Callable[[], Engine]:
+    """Makes engines for parts of the same pass that run again: with its rules and books, and none of its tensors."""
+    kind, model, rules, books = type(engine), engine.model, engine.rules, engine.books
+    on_problem, on_module, tally = engine.on_problem, engine.on_module, engine.tally
+
+    def make() -> Engine:
+        return kind(model, rules, books, on_problem, on_module, tally=tally)
+
+    return make
+
+
+def check_unwritten(module: nn.Module, path: str, given: Iterable[Tensor]) -> None:
+    """Raises if a module wrote to copies of its inputs: whoever gave it the inputs would read what it wrote."""
+    if any(t._version for t in given):
+        raise ModelError(
+            f"`{path or type(module).__name__}` writes to its input, and can't be run again. Leave it out of checkpoint=, or take a copy of the input in it (x = x.clone())."
+        )
+
+
+def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Puts a graph on what the module has just returned, which runs it again."""
+    given = tensors((args, kwargs))
+    varying = [t for t in given if engine.is_varying(t, type(module).__name__)]
+    carriers = list({id(t): t for t in varying if t.requires_grad}.values())
+    values = _numbers(output)
+    if not varying or not values:
+        return output
+    placed = [(t, engine.tracker.layout(t)) for t in sorted(varying, key=lambda t: not t.requires_grad)]
+    made = [value.detach() for value in values]
+    if carriers and torch.is_grad_enabled():
+        watch(carriers)
+        known: dict[int, Info] = {}
+        bared: dict[int, Tensor] = {}
+
+        def bare(t: Tensor) -> Tensor:
+            if id(t) not in bared:
+                info, bared[id(t)] = engine.tracker.info(t), t.detach()
+                if info is not None:
+                    known[id(bared[id(t)])] = info
+            return bared[id(t)]
+
+        bare_args, bare_kwargs = map_tensors(bare, (args, kwargs))
+        device = carriers[0].device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, autocast)
+        made = list(_Again.apply(rerun, values, *carriers))
+    stands = dict(zip(map(id, values), made, strict=True))
+    for t in made:
+        engine.tracker.track(
+            t, Level.SIGNAL if t.requires_grad else Level.GATE, kept(placed, t, engine.books.batch, None, None)
+        )
+        engine.dtypes.add(t.dtype)
+    return map_tensors(lambda t: stands.get(id(t), t), output)
+
+
+def _numbers(output: Any) -> list[Tensor]:
+    return [t for t in tensors(output) if t.is_floating_point() or t.is_complex()]

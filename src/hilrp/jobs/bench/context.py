@@ -1,0 +1,171 @@
+"""What the metrics of one model share: its inputs, and what doesn't depend on the method, computed once and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hilrp.jobs.bench.batches import scores
+from hilrp.jobs.bench.data import Inputs
+from hilrp.jobs.bench.methods.perturbation import grid
+from hilrp.jobs.bench.metrics.faithfulness import Subsets, subset_drops
+from hilrp.jobs.bench.metrics.shapley import shapley_values
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.util.atomic_files import write_whole
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent on a figure.
+
+    Attributes:
+        images: How many images.
+        few: On how many of them what needs the method again is measured (other classes, random weights, shifts).
+        changed: On how many of them the score of changed pictures is looked at for each method (Faithfulness Correlation, pixel flipping).
+        runs: Random subsets of Faithfulness Correlation.
+        steps: Of pixel flipping.
+        shapley_images, permutations: Of Shapley values: images and permutations.
+        segments: What Shapley values are of: ``"grid"``, ``"slic"`` (superpixels) or ``"objects"`` (the true objects of a scene, and
+            all the rest as one).
+        cells: Cells of the grid a side; about as many superpixels as cells.
+        again: Whether methods that take hundreds of passes are run again for sanity checks and shifts.
+    """
+
+    images: int
+    few: int
+    changed: int
+    runs: int
+    steps: int
+    shapley_images: int
+    permutations: int
+    cells: int
+    segments: str = "grid"
+    again: bool = True
+
+
+@dataclass(eq=False)
+class Context:
+    """A model with the inputs of the benchmark.
+
+    Attributes:
+        loaded: The model.
+        inputs: The inputs.
+        effort: What is spent.
+        folder: Where what is computed once is kept.
+        randomised: Copies with shuffled parameters, by what is shuffled; made once for all methods.
+    """
+
+    loaded: Loaded
+    inputs: Inputs
+    effort: Effort
+    folder: Path
+    randomised: dict[str, nn.Module] = field(default_factory=dict)
+    _kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    _segments: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def baseline(self) -> Tensor:
+        """Each image's mean colour: what is put where a pixel is taken away."""
+        return self.inputs.x.mean((2, 3), keepdim=True).expand_as(self.inputs.x)
+
+    @property
+    def changed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The images whose changed pictures are looked at, their classes and baselines."""
+        count = self.effort.changed
+        return self.inputs.x[:count], self.inputs.labels[:count], self.baseline[:count]
+
+    @cached_property
+    def score(self) -> Tensor:
+        """The logits of the explained classes."""
+        return scores(self.loaded.model, self.inputs.x, self.inputs.labels, fast=False)
+
+    def segments(self, i: int) -> Tensor:
+        """The number of each pixel's segment in image ``i``, ``[H,W]``."""
+        if i not in self._segments:
+            height, width = self.inputs.x.shape[-2:]
+            if self.effort.segments == "objects":
+                # What is no object is one segment.
+                cells = torch.zeros(height, width, dtype=torch.long)
+                for number, mask in enumerate(self.inputs.things[i].values()):
+                    cells[mask.cpu()] = 1 + number
+            elif self.effort.segments == "slic":
+                cells = self._superpixels(i)
+            else:
+                cells = grid(height, width, self.effort.cells)
+            # Segments that nothing is left of have no number.
+            self._segments[i] = torch.unique(cells, return_inverse=True)[1].to(self.inputs.x.device)
+        return self._segments[i]
+
+    def _superpixels(self, i: int) -> Tensor:
+        from skimage.segmentation import slic
+
+        seen = self.loaded.preprocess.picture(self.inputs.x[i])
+        picture = (self.inputs.x[i] if seen is None else seen).permute(1, 2, 0).cpu().numpy()
+        return torch.from_numpy(slic(picture, n_segments=self.effort.cells**2, compactness=10, start_label=0)).long()
+
+    @property
+    def patch(self) -> int:
+        """The side of the model's patches; a sixteenth of the picture, where it has none of that size."""
+        side = self.inputs.x.shape[-1] // 16
+        size = getattr(getattr(self.loaded.model, "patch_embed", None), "patch_size", None)
+        own = size[0] if isinstance(size, (tuple, list)) else size
+        return own if isinstance(own, int) and own >= 8 else side
+
+    def subset_drops(self, subsets: Subsets) -> Tensor:
+        """What the score of the first images loses without each of some random subsets of pixels."""
+        x, labels, baseline = self.changed
+
+        def make() -> dict[str, np.ndarray]:
+            return {"drops": subset_drops(self.loaded.model, x, labels, baseline, subsets).cpu().numpy()}
+
+        return torch.from_numpy(self._keep(f"subsets-{subsets.cell}", make)["drops"]).to(x.device)
+
+    def shapley(self) -> list[Tensor]:
+        """Shapley values of the segments of the first images."""
+        x, labels = self.inputs.x, self.inputs.labels
+
+        def make() -> dict[str, np.ndarray]:
+            count, model = min(self.effort.shapley_images, len(x)), self.loaded.model
+            found = [
+                shapley_values(model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i)
+                for i in range(count)
+            ]
+            return {str(i): values.cpu().numpy() for i, values in enumerate(found)}
+
+        kept = self._keep("shapley", make)
+        return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(len(kept))]
+
+    def effects(self) -> dict[int, Tensor]:
+        """Of scenes with several objects: what the score of the explained class loses without each, by the number of the sample."""
+        from PIL import Image
+
+        def make() -> dict[str, np.ndarray]:
+            found = {}
+            for i, sample in enumerate(self.inputs.samples):
+                if sample.scene is None or len(sample.scene.things) < 2:
+                    continue
+                without = [Image.fromarray(sample.scene.without(thing.label)) for thing in sample.scene.things]
+                labels = self.inputs.labels[i].expand(len(without))
+                lost = self.score[i] - scores(self.loaded.model, self.loaded.batch(without), labels)
+                found[str(i)] = lost.cpu().numpy()
+            return found
+
+        return {int(i): torch.from_numpy(v).to(self.inputs.x.device) for i, v in self._keep("effects", make).items()}
+
+    def _keep(self, name: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Arrays that are computed once, whatever becomes of the process."""
+        if name not in self._kept:
+            path = self.folder / f"{name}.npz"
+            if not path.is_file():
+                arrays = make()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+            with np.load(path) as stored:
+                self._kept[name] = dict(stored)
+        return self._kept[name]

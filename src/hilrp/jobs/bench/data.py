@@ -1,0 +1,211 @@
+"""The data of the benchmark: images with a class and the place of its object, from scenes, ImageNet-S, PASCAL VOC, or any folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from hilrp.models.images import read
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.scenes import CLASSES, Mask, Scene, Scenes
+from hilrp.targets import logits_of
+from hilrp.util.errors import InputError
+
+#: The scenes of the benchmark: neither the zoo's nor the demonstration's.
+SCENES = 500_000
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One image, one class, one place.
+
+    Attributes:
+        name: What it is called in reports.
+        label: The class that is explained; ``None`` for the one that the model predicts.
+        open: Reads the picture.
+        place: Reads where the object is, ``[H,W]`` in the picture.
+        scene: The scene, where it is one.
+    """
+
+    name: str
+    label: int | None
+    open: Callable[[], Image.Image]
+    place: Callable[[], Mask]
+    scene: Scene | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Samples as one model takes them.
+
+    Attributes:
+        samples: The samples.
+        x: ``[B,3,H,W]``.
+        masks: ``[B,H,W]``: what is left of the objects after scaling and cropping.
+        labels: The classes that are explained, ``[B]``.
+        predicted: The classes that the model says, ``[B]``.
+        things: Of scenes, the places of all objects by class, as the model sees them.
+    """
+
+    samples: list[Sample]
+    x: Tensor
+    masks: Tensor
+    labels: Tensor
+    predicted: Tensor
+    things: list[dict[int, Tensor]]
+
+
+def inputs_for(loaded: Loaded, samples: list[Sample], batch: int = 32) -> Inputs:
+    """Preprocesses pictures and masks alike, and leaves out samples whose object is cropped away."""
+    if any(sample.scene is not None for sample in samples) and loaded.classes != list(CLASSES):
+        raise InputError(
+            f"{loaded.name} doesn't know the classes of scenes. Give --data with images of its own classes."
+        )
+    device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
+    masks = [loaded.seen_mask(sample.place()) for sample in samples]
+    kept = [i for i, mask in enumerate(masks) if bool(mask.any()) and not bool(mask.all())]
+    if not kept:
+        raise InputError(
+            f"{loaded.name}: no object is left in any of the {len(samples)} images after its preprocessing."
+        )
+    chosen = [samples[i] for i in kept]
+    x = torch.stack([loaded.preprocess(sample.open()) for sample in chosen]).to(device)
+    with torch.no_grad():
+        logits = torch.cat([logits_of(loaded.model(part)).cpu() for part in x.split(batch)])
+    predicted = logits.argmax(1)
+    labels = [int(p) if s.label is None else s.label for s, p in zip(chosen, predicted, strict=True)]
+    if max(labels) >= logits.shape[1]:
+        raise InputError(f"{loaded.name} has {logits.shape[1]} classes, but the data has a class {max(labels)}.")
+    things = [
+        {} if s.scene is None else {t.label: loaded.seen_mask(t.mask).to(device) for t in s.scene.things}
+        for s in chosen
+    ]
+    places = torch.stack([masks[i] for i in kept]).to(device)
+    return Inputs(chosen, x, places, torch.tensor(labels, device=device), predicted.to(device), things)
+
+
+def find(spec: str, count: int | None = None) -> list[Sample]:
+    """Samples of ``scenes`` (or ``scenes:SEED``), or of a folder: one with an ``index.json``, ImageNet-S, or a VOC devkit.
+
+    Args:
+        spec: What, or where.
+        count: At most this many, evenly chosen from all; of scenes, the first.
+    """
+    if spec == "scenes" or spec.startswith("scenes:"):
+        seed = spec.partition(":")[2] or str(SCENES)
+        if not seed.isdecimal():
+            raise InputError(f"{spec}: write scenes, or scenes:SEED with a number.")
+        return _scenes(int(seed), count or 100)
+    folder = Path(spec)
+    if (folder / "VOC2007").is_dir():
+        folder = folder / "VOC2007"
+    readers = {"index.json": _index, "Annotations": _voc, "validation-segmentation": _imagenet_s}
+    for sign, reader in readers.items():
+        if (folder / sign).exists():
+            samples = reader(folder)
+            return samples if count is None else [samples[i] for i in _evenly(len(samples), count)]
+    raise InputError(
+        f"{spec}: no data that the benchmark knows. Give scenes, or a folder with index.json (a list of file, label, and boxes or mask), with "
+        "Annotations, JPEGImages and ImageSets (VOC), or with validation and validation-segmentation (ImageNet-S)."
+    )
+
+
+def _evenly(total: int, count: int) -> list[int]:
+    return sorted({round(i) for i in np.linspace(0, total - 1, min(count, total))})
+
+
+def _scenes(seed: int, count: int) -> list[Sample]:
+    samples = []
+    for i, scene in enumerate(Scenes(seed, count)):
+        # One object of each scene, each of its places in the order from back to front equally often.
+        thing = scene.things[i % len(scene.things)]
+        samples.append(
+            Sample(
+                f"scene {i}, {thing.name}",
+                thing.label,
+                lambda scene=scene: Image.fromarray(scene.image),  # type: ignore[misc]
+                lambda mask=thing.mask: mask,  # type: ignore[misc]
+                scene,
+            )
+        )
+    return samples
+
+
+def _index(folder: Path) -> list[Sample]:
+    entries: list[dict[str, Any]] = json.loads((folder / "index.json").read_text())
+    samples = []
+    for entry in entries:
+        if not {"mask", "boxes"} & set(entry):
+            raise InputError(f"{folder / 'index.json'}: {entry.get('file')} has neither mask nor boxes.")
+        path = folder / entry["file"]
+
+        def place(entry: dict[str, Any] = entry, path: Path = path) -> Mask:
+            if "mask" in entry:
+                with Image.open(folder / entry["mask"]) as mask:
+                    # Borders that annotators were unsure of (128 of 255) don't count.
+                    return np.asarray(mask.convert("L")) > 200
+            return box_mask(read(path)[0].size, entry["boxes"])
+
+        samples.append(Sample(entry["file"], int(entry["label"]), lambda path=path: read(path)[0], place))  # type: ignore[misc]
+    return samples
+
+
+def box_mask(size: tuple[int, int], boxes: list[list[float]]) -> Mask:
+    """Where boxes are (left, top, right, bottom) in a picture of that width and height."""
+    picture = Image.new("1", size)
+    draw = ImageDraw.Draw(picture)
+    for x0, y0, x1, y1 in boxes:
+        draw.rectangle((round(x0), round(y0), round(x1) - 1, round(y1) - 1), fill=1)
+    return np.asarray(picture).astype(bool)
+
+
+def _voc(folder: Path) -> list[Sample]:
+    """PASCAL VOC: the test images, or those of validation; the prediction is explained, and the place is that of all boxes."""
+    lists = [folder / "ImageSets" / "Main" / f"{name}.txt" for name in ("test", "val", "trainval")]
+    found = next((path for path in lists if path.is_file()), None)
+    if found is None:
+        raise InputError(f"{folder}: ImageSets/Main holds none of {', '.join(p.name for p in lists)}.")
+    samples = []
+    for name in found.read_text().split():
+        path = folder / "JPEGImages" / f"{name}.jpg"
+
+        def place(name: str = name, path: Path = path) -> Mask:
+            tree = ElementTree.parse(folder / "Annotations" / f"{name}.xml")
+            sides = ("xmin", "ymin", "xmax", "ymax")
+            # Counted from one, the last pixel included.
+            corners = [[float(box.findtext(side) or 0) for side in sides] for box in tree.iter("bndbox")]
+            boxes = [[x0 - 1, y0 - 1, x1, y1] for x0, y0, x1, y1 in corners]
+            return box_mask(read(path)[0].size, boxes)
+
+        samples.append(Sample(name, None, lambda path=path: read(path)[0], place))  # type: ignore[misc]
+    return samples
+
+
+def _imagenet_s(folder: Path) -> list[Sample]:
+    """ImageNet-S: folders by synset; a mask's red and green say the number of the class, from one on, in the order of the folders."""
+    from timm.data import ImageNetInfo
+
+    synsets = ImageNetInfo("imagenet-1k").label_names()
+    known = {synset: i for i, synset in enumerate(synsets)}
+    samples = []
+    for number, place_folder in enumerate(sorted((folder / "validation-segmentation").iterdir()), 1):
+        for mask in sorted(place_folder.glob("*.png")):
+            path = next((folder / "validation" / place_folder.name).glob(f"{mask.stem}.*"))
+
+            def place(mask: Path = mask, number: int = number) -> Mask:
+                with Image.open(mask) as picture:
+                    channels = np.asarray(picture.convert("RGB")).astype(int)
+                return channels[..., 0] + 256 * channels[..., 1] == number
+
+            label = known[place_folder.name]
+            samples.append(Sample(path.name, label, lambda path=path: read(path)[0], place))  # type: ignore[misc]
+    return samples

@@ -1,0 +1,221 @@
+"""Running the grid of models, methods and measures: one file per cell, so that a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hilrp.jobs.bench import methods
+from hilrp.jobs.bench.context import Context
+from hilrp.jobs.bench.data import find, inputs_for
+from hilrp.jobs.bench.manifest import manifest
+from hilrp.jobs.bench.measures import MEASURES
+from hilrp.jobs.bench.methods import Method, Undefined
+from hilrp.jobs.bench.suites import Suite
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.loading import load
+from hilrp.models.weights import fingerprint
+from hilrp.targets import logits_of
+from hilrp.util import sources
+from hilrp.util.atomic_files import write_whole
+from hilrp.util.errors import InputError
+from hilrp.util.nested import jsonable
+
+#: How many images' maps the report shows.
+SHOWN = 2
+
+
+class Logits(nn.Module):
+    """A model that returns its class scores alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, classes]``."""
+        return logits_of(self.model(x))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure group of one method on one model.
+
+    Attributes:
+        model, method, measure: Which.
+        figures: Name -> one value per image.
+        undefined: Why there are none, where the method has no meaning on the model.
+        error: What went wrong.
+    """
+
+    model: str
+    method: str
+    measure: str
+    figures: dict[str, list[float]]
+    undefined: str | None = None
+    error: str | None = None
+
+
+class Grid:
+    """A run of a suite in a folder.
+
+    Args:
+        suite: What is run.
+        folder: Where cells, maps and what they share are kept. A run with other settings into the same folder is refused.
+        device: Where the models are put. All that is drawn by chance is the same everywhere; only times are of one device.
+    """
+
+    def __init__(self, suite: Suite, folder: Path, device: str = "cpu") -> None:
+        self.suite, self.folder, self.device = suite, folder, device
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Cells of one folder must be comparable: the same data, effort and code."""
+        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "code": sources.fingerprint(__name__)}
+        self._refuse(
+            self.folder / "settings.json", json.loads(json.dumps(found)), "other settings or another version of hilrp"
+        )
+
+    @staticmethod
+    def _refuse(path: Path, found: dict[str, Any], what: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and json.loads(path.read_text()) != found:
+            raise InputError(f"{path.parent} holds figures with {what}, which can't be mixed. Choose another folder.")
+        write_whole(path, lambda file: file.write(json.dumps(found, indent=1).encode()))
+
+    @property
+    def total(self) -> int:
+        """How many cells there are."""
+        return len(self.suite.models) * len(self.suite.methods) * len(self.suite.measures)
+
+    def run(self) -> Iterator[Cell]:
+        """Yields every cell, from disk or computed. An error stays in its cell, and is tried again by the next run."""
+        text = json.dumps(manifest(self), indent=1)
+        write_whole(self.folder / "manifest.json", lambda file: file.write(text.encode()))
+        for name in self.suite.models:
+            yield from self._model(name)
+
+    def _model(self, name: str) -> Iterator[Cell]:
+        wanted = [(method, measure) for method in self.suite.methods for measure in self.suite.measures]
+        try:
+            loaded = self.load(name)
+            self._refuse(self._place(name) / "weights.json", {"sha256": fingerprint(loaded.model)}, "other weights")
+            if all(self._stored(name, *cell) for cell in wanted):
+                yield from (self._read(name, *cell) for cell in wanted)
+                return
+            inputs = inputs_for(loaded, find(self.suite.data, self.suite.effort.images))
+            context = Context(loaded, inputs, self.suite.effort, self._place(name) / "shared")
+            self._show(name, context)
+        except Exception as error:  # the other models are run all the same
+            yield from (Cell(name, *cell, {}, error=f"{type(error).__name__}: {error}") for cell in wanted)
+            return
+        for method in self.suite.methods:
+            yield from self._method(name, context, methods.find(method))
+
+    def _method(self, name: str, context: Context, method: Method) -> Iterator[Cell]:
+        missing = [m for m in self.suite.measures if not self._stored(name, method.name, m)]
+        maps, undefined, failed = None, None, None
+        if missing:
+            try:
+                maps = self._maps(name, context, method)
+            except Undefined as reason:
+                undefined = str(reason)
+            except Exception as error:  # said in each of its cells
+                failed = f"{type(error).__name__}: {error}"
+        for measure in self.suite.measures:
+            if measure not in missing:
+                yield self._read(name, method.name, measure)
+                continue
+            cell = Cell(name, method.name, measure, {}, undefined, failed)
+            if maps is not None:
+                try:
+                    cell = replace(cell, figures=self._figures(context, method, maps, measure))
+                except Exception as error:  # a cell that fails doesn't keep the others
+                    cell = replace(cell, error=f"{type(error).__name__}: {error}")
+            if cell.error is None:
+                self._write(cell)
+            yield cell
+
+    def _show(self, name: str, context: Context) -> None:
+        """Keeps what the model sees of the first images, to draw maps on."""
+        x = context.inputs.x[:SHOWN]
+        seen = context.loaded.preprocess.picture(x)
+        pictures = (255 * (x.float() if seen is None else seen).clamp(0, 1)).byte().permute(0, 2, 3, 1).cpu().numpy()
+        names = np.array([sample.name for sample in context.inputs.samples[:SHOWN]])
+        context.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(
+            context.folder / "shown.npz", lambda file: np.savez_compressed(file, pictures=pictures, names=names)
+        )
+
+    def shown(self, model: str) -> tuple[list[str], np.ndarray]:
+        """The names of the first images, and what a model sees of them, ``[images,H,W,3]``."""
+        path = self._place(model) / "shared" / "shown.npz"
+        if not path.is_file():
+            return [], np.zeros((0, 1, 1, 3), np.uint8)
+        with np.load(path) as stored:
+            return [str(name) for name in stored["names"]], stored["pictures"]
+
+    def load(self, name: str) -> Loaded:
+        """A model of the suite: its name, and perhaps a checkpoint after an @."""
+        base, _, checkpoint = name.partition("@")
+        loaded = load(base, checkpoint or None, device=self.device)
+        # What the methods of other libraries take returns a tensor of logits.
+        plain = loaded.name.startswith("transformers/")
+        return replace(loaded, model=Logits(loaded.model).eval()) if plain else loaded
+
+    def maps(self, model: str, method: str) -> np.ndarray | None:
+        """The maps behind a cell's figures, ``[images,H,W]``."""
+        path = self._place(model, method) / "maps.npz"
+        if not path.is_file():
+            return None
+        with np.load(path) as stored:
+            maps: np.ndarray = stored["maps"]
+        return maps
+
+    def _maps(self, model: str, context: Context, method: Method) -> Tensor:
+        stored = self.maps(model, method.name)
+        if stored is None:
+            found = method(context.loaded.model, context.inputs.x, context.inputs.labels)
+            if not bool(found.isfinite().all()):
+                raise ValueError("the maps hold values that aren't finite")
+            arrays = {"maps": found.float().cpu().numpy()}
+            path = self._place(model, method.name) / "maps.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+            stored = arrays["maps"]
+        return torch.from_numpy(stored).to(context.inputs.x.device)
+
+    @staticmethod
+    def _figures(context: Context, method: Method, maps: Tensor, name: str) -> dict[str, list[float]]:
+        measure = MEASURES[name]
+        if measure.scenes and any(sample.scene is None for sample in context.inputs.samples):
+            return {}
+        return {key: value.double().cpu().tolist() for key, value in measure.function(context, method, maps).items()}
+
+    def _place(self, *names: str) -> Path:
+        return self.folder.joinpath("cells", *(re.sub(r"[^\w.+=-]+", "_", name) for name in names))
+
+    def _path(self, model: str, method: str, measure: str) -> Path:
+        name = f"{measure}-{torch.device(self.device).type}" if MEASURES[measure].timed else measure
+        return self._place(model, method) / f"{name}.json"
+
+    def _stored(self, model: str, method: str, measure: str) -> bool:
+        return self._path(model, method, measure).is_file()
+
+    def _read(self, model: str, method: str, measure: str) -> Cell:
+        facts: dict[str, Any] = json.loads(self._path(model, method, measure).read_text())
+        return Cell(model, method, measure, facts["figures"], facts["undefined"])
+
+    def _write(self, cell: Cell) -> None:
+        path = self._path(cell.model, cell.method, cell.measure)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(jsonable({"figures": cell.figures, "undefined": cell.undefined}))
+        write_whole(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,53 @@
+"""What an attribution method is to the benchmark: a function from a model, inputs and classes to maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.jobs.bench.batches import with_graph
+from hilrp.util.errors import HilrpError
+from hilrp.util.memory import in_parts
+
+#: From a model in evaluation mode, inputs ``[B,3,H,W]`` and a class for each, ``[B]``, to maps ``[B,H,W]``; perhaps with options.
+Function = Callable[..., Tensor]
+
+
+class Undefined(HilrpError):
+    """The method has no meaning on this model: the benchmark shows a dash instead of inventing something."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the benchmark.
+
+    Attributes:
+        name: Its name on the command line.
+        title: Its name in tables.
+        kind: ``"cam"``, ``"attention"``, ``"gradient"``, ``"perturbation"``, ``"relevance"`` or ``"control"``.
+        function: What it does.
+        rules: The preset, of a relevance method.
+        options: What is not as it is by default.
+        signed: Whether negative values speak against the class; else only the order of the values counts.
+    """
+
+    name: str
+    title: str
+    kind: str
+    function: Function
+    signed: bool = True
+    rules: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+        """The maps ``[B,H,W]`` of the classes ``target`` of the inputs ``x``; raises `Undefined` where it has no meaning."""
+
+        def run(part: slice) -> Tensor:
+            return self.function(model, x[part], target[part], **dict(self.options)).detach()
+
+        maps, _ = in_parts(run, len(x), with_graph(x.device) // 2)
+        return torch.cat(maps)

@@ -1,0 +1,181 @@
+"""The results of coverage runs as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hilrp.attribution.audit import SHORT_NAMES
+from hilrp.jobs.coverage.catalogue import representatives
+from hilrp.jobs.coverage.splits import judge
+from hilrp.jobs.coverage.store import Settings
+
+Row = dict[str, Any]
+Run = tuple[Settings, list[Row]]
+
+_INTRODUCTION = """# Coverage
+
+Every model here was built with random weights, fed random images, and audited: its explained output must equal its plain output bit
+for bit, its books must close (*residual*), no operation may keep relevance that its constants don't explain (*leak*), and no
+operation may be without a rule. *Share* is the pixels' part of the score. Parameters that a fresh model has all alike (biases of zero,
+branches that start at zero) have random values, and layers and batch normalisations are scaled to the signal, so that relevance
+arrives at the pixels. Where their share is all the same less than ten times the tolerance (1e-4 in float32), so that an error in it
+would be lost, the model is audited in float64 instead (tolerance 1e-10; marked), or, if it can't run in float64, marked with a star:
+of those rows the books of the pixels say little.
+"""
+
+
+def markdown_page(runs: Sequence[Run], remark: str = "") -> str:
+    """A page with a summary, what did not pass, the even splits with what was said of them, and all rows."""
+    parts = [_INTRODUCTION, remark, _summary(runs), _failures(runs), _splits(runs)]
+    parts += [_details(settings, rows) for settings, rows in runs]
+    return "\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def library_of(row: Row) -> str:
+    """The part of the name before the slash; a factory's model is of no library."""
+    return row["name"].split("/")[0] if ":" not in row["name"] else "own"
+
+
+#: The status of a model that was asked for and not reached.
+NOT_RUN = "not run"
+
+
+def with_missing(rows: Iterable[Row], requested: Iterable[str]) -> list[Row]:
+    """The rows, and one for each model that was asked for and has none."""
+    reason = "the run ended before it was reached"
+    missing = {name: {"name": name, "status": NOT_RUN, "reason": reason} for name in requested}
+    return list((missing | {row["name"]: row for row in rows}).values())
+
+
+def _setting(settings: Settings) -> str:
+    rules = "" if settings.rules == "hilrp" else f"{settings.rules}, "
+    return f"{rules}{settings.dtype}, {settings.device}, batch {settings.batch}, torch {settings.versions['torch']}"
+
+
+def _version(settings: Settings, library: str) -> str:
+    return settings.versions.get("open_clip_torch" if library == "open_clip" else library, "")
+
+
+def totals(rows: list[Row]) -> list[str]:
+    """How many models there are, passed, and have an even split; the largest residual and leak of all, passed or not."""
+    sound = [row for row in rows if row["status"] == "pass"]
+    worst = []
+    for key in ("residual", "leak"):
+        found = [row[key] for row in rows if row.get(key) is not None]
+        worst.append(f"{max(found):.0e}" if found else "-")
+    return [str(len(rows)), str(len(sound)), str(sum(bool(row["splits"]) for row in sound)), *worst]
+
+
+def by_library(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of each library."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(library_of(row), []).append(row)
+    return found
+
+
+def _summary(runs: Sequence[Run]) -> str:
+    lines = []
+    for settings, rows in runs:
+        for library, own in by_library(rows).items():
+            models, passed, split, *worst = totals(own)
+            name = f"{library} {_version(settings, library)}"
+            lines.append([name, _setting(settings), f"**{passed} of {models}**", *worst, split])
+    head = ("library", "how", "pass", "largest residual", "largest leak", "with an even split")
+    return "## Summary\n\n" + _table(head, lines) + f"\n{_together(runs)}\n"
+
+
+def _together(runs: Sequence[Run]) -> str:
+    """How many different models were run, and passed wherever they were."""
+    verdicts: dict[str, dict[str, set[str]]] = {}
+    for row in (row for _, rows in runs for row in rows):
+        verdicts.setdefault(library_of(row), {}).setdefault(row["name"], set()).add(row["status"])
+    counts = []
+    for library, models in verdicts.items():
+        sound = sum(found - {NOT_RUN} == {"pass"} for found in models.values())
+        counts.append(f"{library} {sound} of {len(models)} ({100 * sound / len(models):.1f} %)")
+    return f"Different models that were run, and passed wherever they were: {', '.join(counts)}."
+
+
+def _failures(runs: Sequence[Run]) -> str:
+    lines = [
+        [f"`{row['name']}`", _setting(settings), row["status"], _plain(row.get("reason", ""))]
+        for settings, rows in runs
+        for row in rows
+        if row["status"] != "pass"
+    ]
+    if not lines:
+        return "## What did not pass\n\nNothing.\n"
+    return "## What did not pass\n\n" + _table(("model", "how", "verdict", "reason"), lines)
+
+
+def _plain(text: str) -> str:
+    """On one line, and without what a table's cell can't hold."""
+    return " ".join(text.split()).replace("|", "/")[:300]
+
+
+def _splits(runs: Sequence[Run]) -> str:
+    """Each kind of even split, the models that have it, and why it is even."""
+    models: dict[tuple[str, str], set[str]] = {}
+    for _, rows in runs:
+        for row in rows:
+            for place in row.get("splits") or ():
+                judgement = judge(row["name"], place)
+                key = (judgement.what, judgement.why) if judgement else (f"`{place}`", "**Not looked at yet.**")
+                models.setdefault(key, set()).add(row["name"])
+    lines = [
+        [
+            what,
+            f"{len(names)}: {', '.join(f'`{name}`' for name in sorted(names)[:3])}{', ...' if len(names) > 3 else ''}",
+            why,
+        ]
+        for (what, why), names in sorted(models.items())
+    ]
+    text = (
+        "## Even splits\n\nIn a product of two factors that depend on the input, the one that is less of a gate carries the relevance "
+        "(see docs/engine.md). Where neither is, they share evenly. All products in the runs above where that happened:\n\n"
+    )
+    return text + _table(("product", "models", "why it is split"), lines)
+
+
+def _details(settings: Settings, rows: list[Row]) -> str:
+    parts = []
+    modules = {f"timm/{name}": module for module, name in representatives().items()}
+    code = f"code {settings.source}" if settings.source else "state of the code not recorded"
+    for library, found in by_library(rows).items():
+        own = sorted(found, key=lambda row: row["name"])
+        title = f"## {library} {_version(settings, library)}, {len(own)} models: {_setting(settings)}, {code}\n\n"
+        by_module = library == "timm" and all(row["name"] in modules for row in own)
+        table = _table(
+            ("module", "model", *_COLUMNS) if by_module else ("model", *_COLUMNS),
+            ([modules[row["name"]], *_cells(row)] if by_module else _cells(row) for row in own),
+        )
+        folded = f"<details><summary>All rows</summary>\n\n{table}\n</details>\n" if len(own) > 150 else table
+        parts.append(title + folded)
+    return "\n".join(parts)
+
+
+_COLUMNS = ("parameters", "input", "verdict", "forward difference", "residual", "leak", "share", "primitives", "splits")
+
+
+def _cells(row: Row) -> list[str]:
+    name = f"`{row['name'].removeprefix(library_of(row) + '/')}`"
+    size = f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else ""
+    shape = "x".join(map(str, row["input"][0])) if row.get("input") else ""
+    figures = [f"{row[key]:.0e}" if row.get(key) else "0" for key in ("forward_difference", "residual", "leak")]
+    if row["status"] != "pass" and row.get("residual") is None:
+        figures = ["", "", ""]
+    share = f"{row['share'][0]:.2g}" if row.get("share") else ""
+    verdict = (
+        row["status"] + (" (float64)" if row.get("dtype") == "float64" else "") + (" *" if row.get("unseen") else "")
+    )
+    found = row.get("operations") or {}
+    counts = (f"{short} {sum(found[name].values())}" for name, short in SHORT_NAMES.items() if name in found)
+    splits = str(sum((row.get("splits") or {}).values()) or "")
+    return [name, size, shape, verdict, *figures, share, " ".join(counts), splits]

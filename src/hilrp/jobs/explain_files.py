@@ -1,0 +1,232 @@
+"""Explaining image files: batch by batch, into a folder, going on where an earlier run stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hilrp
+from hilrp.attribution.explainer import Explainer
+from hilrp.attribution.explanation import Explanation
+from hilrp.jobs.target_text import Wanted
+from hilrp.models.images import Source, read
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.weights import fingerprint
+from hilrp.targets import Contrast, logits_of
+from hilrp.targets.classes import no_classifier
+from hilrp.util.errors import HilrpError, InputError
+from hilrp.util.memory import free
+
+#: How many of the strongest classes are noted beside the explained one.
+_NOTED = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an image.
+
+    Attributes:
+        source: The file and its name.
+        facts: What was written as json, if all went well.
+        error: What went wrong otherwise.
+        reused: Whether an earlier run had done it.
+    """
+
+    source: Source
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    reused: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name of the results, and that of the file where it is another."""
+        name, path = self.source.name, self.source.path
+        return name if path.with_suffix("").as_posix().endswith(name) else f"{name} ({path.name})"
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Explanations of image files with one model.
+
+    Attributes:
+        loaded: The model.
+        explainer: What explains it.
+        wanted: What is explained.
+        folder: Where the results go.
+        batch: How many explanations are made at once; fewer where memory doesn't suffice.
+        all_stages: Draw the maps of all stages.
+        fresh: Don't use the results of earlier runs.
+        reference: What relevance is relative to, in the words of whoever asked.
+    """
+
+    loaded: Loaded
+    explainer: Explainer
+    wanted: Wanted
+    folder: Path
+    batch: int = 8
+    all_stages: bool = False
+    fresh: bool = False
+    reference: str | None = None
+
+    def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
+        """Explains files; yields each as it is done. One that fails does not keep the others."""
+        self._spare(sources)
+        settings = self._settings()
+        waiting: list[_Read] = []
+        for source in sources:
+            try:
+                own = settings | {"source": str(source.path), "sha256": checksum(source.path)}
+                earlier = None if self.fresh else self._earlier(source, own)
+                if earlier is not None:
+                    yield Outcome(source, earlier, reused=True)
+                    continue
+                image, notes = read(source.path)
+                size, x = image.size, self.loaded.preprocess(image)
+            except Exception as error:  # the preprocessing may be anybody's
+                yield Outcome(source, error=_said(error))
+                continue
+            seen = tuple(x.shape[:0:-1])
+            notes = notes + self.loaded.notes(size, seen)
+            waiting.append(_Read(source, x, {"settings": own, "size": size, "seen": seen, "image_notes": notes}))
+            if len(waiting) * self.wanted.count >= self.batch:
+                yield from self._explain(waiting)
+                waiting = []
+        yield from self._explain(waiting)
+
+    def _spare(self, sources: Sequence[Source]) -> None:
+        """Raises if results would be written over images that are to be explained."""
+        results = {(self.folder / f"{source.name}.png").resolve() for source in sources}
+        lost = [source.path for source in sources if source.path.resolve() in results]
+        if lost:
+            raise InputError(f"{lost[0]}: its figure would be written over it. Choose another folder for the results.")
+
+    def _settings(self) -> dict[str, Any]:
+        """All that a result depends on, besides the image."""
+        return {
+            "hilrp": hilrp.__version__,
+            "model": self.loaded.name,
+            "weights": self.loaded.weights,
+            "weights_sha256": fingerprint(self.loaded.model),
+            "target": self.wanted.text,
+            "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
+            "reference": self.reference,
+            "classes": None
+            if self.loaded.classes is None
+            else hashlib.sha256("\n".join(self.loaded.classes).encode()).hexdigest(),
+            "all_stages": self.all_stages,
+        }
+
+    def _earlier(self, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
+        """The facts of an earlier run, if it had the same settings; they are written last, so the rest is there too."""
+        files = [self.folder / f"{source.name}.{kind}" for kind in ("json", "npz", "png")]
+        try:
+            facts = json.loads(files[0].read_text())
+        except (OSError, ValueError):
+            return None
+        same = isinstance(facts, dict) and facts.get("settings") == json.loads(json.dumps(settings))
+        return facts if same and all(file.is_file() for file in files) else None
+
+    def _explain(self, items: list[_Read]) -> Iterator[Outcome]:
+        """Explains several at once; if that fails, in halves, so that only those fail that can't be explained."""
+        if not items:
+            return
+        try:
+            if len({item.x.shape for item in items}) > 1:
+                raise InputError("pictures of several sizes can't be explained at once")
+            found, failed = self._found(torch.stack([item.x for item in items])), None
+        except Exception as error:  # a model of the user's may raise anything
+            found, failed = None, _said(error)
+        # Not where the error is handled, which holds all that the failed attempt held.
+        if found is None and len(items) == 1:
+            yield Outcome(items[0].source, error=failed)
+            return
+        if found is None:
+            free()
+            for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+                yield from self._explain(half)
+            return
+        count = self.wanted.count
+        for i, item in enumerate(items):
+            try:
+                yield Outcome(item.source, self._save(item, found[i * count : (i + 1) * count]))
+            except (HilrpError, OSError) as error:
+                yield Outcome(item.source, error=_said(error))
+
+    def _found(self, x: Tensor) -> Explanation:
+        device = next((p.device for p in self.loaded.model.parameters()), x.device)
+        wanted, x = self.wanted, x.to(device)
+        if wanted.target is not None:
+            return self.explainer.explain(x, wanted.target, batch="auto")
+        if wanted.label is not None:
+            target: Any = torch.full((len(x),), wanted.label, device=device)
+        elif wanted.strongest == 1 and wanted.against is None:
+            target = None
+        else:
+            with torch.no_grad():
+                logits = logits_of(self.loaded.model(x))
+            if logits.ndim != 2:
+                raise InputError(no_classifier(tuple(logits.shape), len(x)))
+            if logits.shape[1] < wanted.strongest:
+                raise InputError(
+                    f"target {wanted.text}: the model's output {tuple(logits.shape)} has not so many classes."
+                )
+            if wanted.against is not None and wanted.strongest > 1:  # the strongest of the others
+                logits = logits.index_fill(1, torch.tensor([wanted.against], device=device), float("-inf"))
+            target = logits.topk(wanted.strongest, dim=1).indices.flatten()
+            x = x.repeat_interleave(wanted.strongest, dim=0)
+        if wanted.against is not None:
+            same = (target == wanted.against).nonzero()
+            if len(same):
+                raise InputError(f"target {wanted.text}: the two are the same class here.")
+            target = Contrast(target, wanted.against)
+        return self.explainer.explain(x, target, batch="auto")
+
+    def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
+        names = [] if found.target is None else [self.loaded.named(int(c)) for c in found.target]
+        titles = self.wanted.titles(self.loaded, found.output, len(found))
+        height, width = found.map.shape[-2:]
+        facts = item.facts | {
+            "names": names if titles is None else titles,
+            "against_names": [] if found.against is None else [self.loaded.named(int(c)) for c in found.against],
+            "strongest": [] if self.wanted.target is not None else self._strongest(found),
+        }
+        pictures = self.loaded.preprocess.picture(found.input)
+        outlines = self.wanted.outlines((height, width), found.output, len(found))
+        base = self.folder / item.source.name
+        found.save(base, self.loaded.classes, pictures, self.all_stages, facts, titles, outlines)
+        return facts | found.facts()
+
+    def _strongest(self, found: Explanation) -> list[dict[str, Any]]:
+        logits = logits_of(found.output)[0].detach().float()
+        best = logits.topk(min(_NOTED, len(logits)))
+        return [
+            {"class": int(i), "name": self.loaded.named(int(i)), "logit": float(v)}
+            for v, i in zip(best.values, best.indices, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An image that was read and preprocessed, and what is already known of it."""
+
+    source: Source
+    x: Tensor
+    facts: dict[str, Any]
+
+
+def _said(error: Exception) -> str:
+    """An error in words: hilrp's own are sentences, others need their kind."""
+    return str(error) if isinstance(error, (HilrpError, OSError)) else f"{type(error).__name__}: {error}"
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

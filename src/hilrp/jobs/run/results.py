@@ -1,0 +1,93 @@
+"""Reading what runs have written: of one folder, or of several that are parts of one run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hilrp.jobs.run.items import Item, arrow
+from hilrp.jobs.run.store import Piece, Store
+from hilrp.util.errors import InputError
+
+
+@dataclass(frozen=True)
+class Results:
+    """The rows of a run, in order, whichever folder they are in."""
+
+    stores: tuple[Store, ...]
+
+    @staticmethod
+    def of(folders: Sequence[Path]) -> Results:
+        """The results in folders; an error if they are not of one run."""
+        stores = tuple(Store(folder) for folder in folders)
+        first = stores[0].manifest()
+        for store in stores[1:]:
+            other = store.manifest()
+            if other != first:
+                names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+                raise InputError(
+                    f"{store.folder} and {stores[0].folder} are of different runs: they differ in {', '.join(names)}."
+                )
+        return Results(stores)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the run is of."""
+        return self.stores[0].manifest()
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """All pieces."""
+        return self.stores[0].pieces()
+
+    def file(self, piece: Piece) -> Path | None:
+        """The file with a piece's rows, if it is done."""
+        return next((store.rows(piece) for store in self.stores if store.done(piece)), None)
+
+    def map_file(self, piece: Piece) -> Path | None:
+        """The file with a piece's maps."""
+        return next((path for store in self.stores if (path := store.maps(piece)).is_file()), None)
+
+    @property
+    def missing(self) -> list[Piece]:
+        """Pieces that nobody has done."""
+        return [piece for piece in self.pieces if self.file(piece) is None]
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """The rows, piece by piece, as tables of pyarrow."""
+        parquet = arrow("pyarrow.parquet")
+        for piece in self.pieces:
+            path = self.file(piece)
+            if path is not None:
+                yield parquet.read_table(path, columns=None if columns is None else list(columns))
+
+    def item(self, number: int) -> Item:
+        """An item by its number."""
+        piece = self.pieces[number // self.manifest["piece"]]
+        return self.stores[0].items(piece)[number - piece.first]
+
+    def merge(self, output: Path) -> int:
+        """Writes all rows into one Parquet file; returns how many. An error if some are missing."""
+        if self.missing:
+            names = ", ".join(piece.name for piece in self.missing[:3])
+            raise InputError(
+                f"{len(self.missing)} of {len(self.pieces)} pieces are not done ({names}{', ...' if len(self.missing) > 3 else ''}). Run `hilrp run` again with the same settings first."
+            )
+        parquet = arrow("pyarrow.parquet")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial, count, writer = output.with_name(f"{output.name}.{os.getpid()}.part"), 0, None
+        try:
+            for table in self.tables():
+                writer = writer or parquet.ParquetWriter(partial, table.schema, compression="zstd")
+                writer.write_table(table)
+                count += table.num_rows
+            if writer is not None:
+                writer.close()
+                partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+        return count

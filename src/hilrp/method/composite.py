@@ -1,0 +1,202 @@
+"""Operations that torch runs as one and that are made of others.
+
+Each is written out in torch operations, which the engine runs under their own rules; the value stays that of the
+original call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from hilrp.method.call import Call
+
+
+class Surrogate:
+    """A rule given as a function of the call's arguments, which the engine runs under its own rules.
+
+    ``unproven`` marks a user's: its value is then compared with the original's.
+    """
+
+    def __init__(self, function: Callable[..., Any], unproven: bool = False) -> None:
+        self.function, self.unproven = function, unproven
+
+    def __call__(self, call: Call) -> Any:
+        """The surrogate, with a graph; the engine puts the exact value on it."""
+        return self.function(*call.args, **call.kwargs)
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta a + alpha b c`` with a matrix product."""
+    return beta * input + alpha * (mat1 @ mat2)
+
+
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """The same for batches of matrices."""
+    return addmm(input, batch1, batch2, beta=beta, alpha=alpha)
+
+
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """``a + value b c``."""
+    return input + value * (tensor1 * tensor2)
+
+
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """``a + value b / c``."""
+    return input + value * (tensor1 / tensor2)
+
+
+def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """``input + weight (end - input)``."""
+    return input + weight * (end - input)
+
+
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """``a sigmoid(b)`` over the two halves of an axis."""
+    a, b = input.chunk(2, dim)
+    return a * b.sigmoid()
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """``a b / (|a| |b|)``: the norms are divisors, hence held fixed."""
+    a, b = torch.broadcast_tensors(x1, x2)
+    return (a * b).sum(dim) / (a.norm(dim=dim).clamp_min(eps) * b.norm(dim=dim).clamp_min(eps))
+
+
+def var_mean(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """The variance is a statistic, the mean a linear map."""
+    return torch.var(input, *args, **kwargs), _mean_like_var(input, *args, **kwargs)
+
+
+def std_mean(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """The same with the standard deviation."""
+    return torch.std(input, *args, **kwargs), _mean_like_var(input, *args, **kwargs)
+
+
+def _mean_like_var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    dim = next((a for a in args if not isinstance(a, bool)), kwargs.get("dim"))
+    keepdim = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    return x.mean() if dim is None else x.mean(dim, keepdim=keepdim)
+
+
+def layer_norm(
+    input: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """A normalisation whose scale or shift depends on the input: the norm, then a product and a sum."""
+    return _scaled(torch.layer_norm(input, shape, None, None, eps), weight, bias)
+
+
+def rms_norm(input: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """The same for the root mean square."""
+    return _scaled(torch.rms_norm(input, shape, None, eps), weight, None)
+
+
+def group_norm(
+    input: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """The same for groups of channels."""
+    return _scaled(torch.group_norm(input, groups, None, None, eps), *_by_channel(input, weight, bias))
+
+
+def instance_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, var: Any, own: bool, momentum: float, eps: float, cudnn: bool
+) -> Tensor:  # fmt: skip
+    """The same for each channel of each sample."""
+    y = torch.instance_norm(input, None, None, mean, var, own, momentum, eps, cudnn)
+    return _scaled(y, *_by_channel(input, weight, bias))
+
+
+def batch_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float,
+    cudnn: bool,
+) -> Tensor:  # fmt: skip
+    """The same with statistics that are constant, or depend on the input themselves."""
+    mean, var = _by_channel(input, mean, var)
+    return _scaled((input - mean) / (var + eps).sqrt(), *_by_channel(input, weight, bias))
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """A slope that depends on the input: ``relu(a) - w relu(-a)``."""
+    (slope,) = _by_channel(input, weight) if weight.numel() > 1 else (weight.reshape(()),)
+    return input.relu() - slope * (-input).relu()
+
+
+def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _by_channel(x: Tensor, *parameters: Any) -> tuple[Any, ...]:
+    """Parameters, so that they broadcast against the channels, which are the second axis."""
+    return tuple(None if p is None else p.reshape(-1, *[1] * (x.ndim - 2)) for p in parameters)
+
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, Tensor, State], State]
+"""From what enters, the recurrent projection and the state, the next state; its first part is the output."""
+
+
+def recurrent(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
+    """A recurrent network of that cell, unrolled: the output sequence, and the last states."""
+
+    def unrolled(
+        x: Tensor, states: Any, weights: list[Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
+        bidirectional: bool, batch_first: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        x = x.transpose(0, 1) if batch_first else x
+        states = (states,) if isinstance(states, Tensor) else states
+        directions, per_cell = 2 if bidirectional else 1, 4 if has_biases else 2
+        last: list[State] = []
+        for layer in range(layers):
+            outputs = []
+            for direction in range(directions):
+                number = layer * directions + direction
+                state, hidden = tuple(each[number] for each in states), []
+                w_in, w_state, *biases = weights[number * per_cell : (number + 1) * per_cell]
+                b_in, b_state = biases or (None, None)
+                entering = torch.nn.functional.linear(x, w_in, b_in)
+                for t in reversed(range(len(x))) if direction else range(len(x)):
+                    state = cell(entering[t], torch.nn.functional.linear(state[0], w_state, b_state), state)
+                    hidden.append(state[0])
+                outputs.append(torch.stack(hidden[::-1] if direction else hidden))
+                last.append(state)
+            x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+        out = x.transpose(0, 1) if batch_first else x
+        return out, *(torch.stack(parts) for parts in zip(*last, strict=True))
+
+    return unrolled
+
+
+def lstm_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
+    """``c = f c + i tanh(g)``, ``h = o tanh(c)`` with the sigmoids i, f, o as gates."""
+    i, f, g, o = (entering + recurring).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * squash(g)
+    return o.sigmoid() * squash(c), c
+
+
+def gru_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
+    """``h = (1 - z) tanh(n + r m) + z h`` with the sigmoids r and z as gates."""
+    (r, z, n), (r_state, z_state, m) = entering.chunk(3, -1), recurring.chunk(3, -1)
+    z = (z + z_state).sigmoid()
+    return ((1 - z) * squash(n + (r + r_state).sigmoid() * m) + z * state[0],)
+
+
+def tanh_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
+    """``h = tanh(W x + V h)``."""
+    return (squash(entering + recurring),)
+
+
+def relu_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
+    """``h = relu(W x + V h)``."""
+    return ((entering + recurring).relu(),)
+
+
+def squash(x: Tensor) -> Tensor:
+    """Tanh as a signal: elsewhere it counts as a gate, but here it is what the gates are applied to."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(squash, (x,), x)
+    return x.tanh()

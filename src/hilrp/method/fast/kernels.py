@@ -1,0 +1,160 @@
+"""What is computed value by value between the products of a rule.
+
+Each function is written in torch; on a GPU that has Triton, `triton_kernels` runs it as one kernel. ``HILRP_FUSED=0`` in the environment turns that off.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hilrp.method.call import Account
+
+
+def quotient(held: Tensor, m: Tensor, share: float) -> Tensor:
+    """``held / (|held| + share m)``: with the sign of ``held``, what of it is left in ``held + sign(held) share m``; zero where both are."""
+    if (fused := _fused(held, m)) is not None:
+        return fused.quotient(held, m, share)
+    # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
+    d = held.abs().add_(m, alpha=share)
+    return torch.div(held, d, out=d).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The gradients of the two products, ``t = g |ratio|`` and ``sign(ratio) share t``."""
+    if (fused := _fused(g, ratio)) is not None:
+        return fused.shares_of(g, ratio, share)
+    through = torch.mul(g, ratio)
+    return torch.copysign(through, g), through.mul_(share)
+
+
+def shared_out(
+    g: Tensor, held: Tensor, m: Tensor, share: float, bias: Tensor | None, book: Account
+) -> tuple[Tensor, Tensor]:
+    """The same without a quotient that was kept; what a bias, which is part of ``held``, keeps is booked."""
+    rows = held.dtype == g.dtype == m.dtype and held.stride(-1) == g.stride(-1) == 1 and m.is_contiguous()
+    fused = _fused(m) if rows and (bias is None or bias.ndim == 1) else None
+    if fused is None:
+        direct, through = shares_of(g, quotient(held, m, share), share)
+        total = None
+    else:
+        total = None if bias is None else book.total(g)
+        total = None if total is None or len(total) > _MOST_SAMPLES else total
+        matrices, own = [t.flatten(0, -2) for t in (g, held, m)], None if bias is None else bias.contiguous()
+        direct, through = (t.view(m.shape) for t in fused.shared_out(*matrices, share, own, total, book.scale))
+    if bias is not None and total is None:
+        book(bias, direct)
+        book(bias.abs(), through)
+    return direct, through
+
+
+def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """The gradients of the two products under the `least_weight` of each unit; ``left`` has the sign of what is shared out."""
+    if (fused := _fused(g, left)) is not None:
+        return fused.bounded_shares(g, left, bound)
+    size = left.abs()
+    weight = least_weight(size, bound)
+    direct = size.div_(size + weight).nan_to_num_(0.0, 0.0, 0.0).mul_(g)
+    return direct, weight.mul_(direct).mul_(left.sign())
+
+
+def least_weight(left: Tensor, bound: float) -> Tensor:
+    """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
+
+    ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing cancels, zero where all does.
+    Contributions with the sign of the output then sum to ``p = 1 + left``, the others to ``n = 1 - left``. Under gamma
+    the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
+    grows with ``n / p`` to ``2 / (bound - 1)``.
+    """
+    against = ((1 - left) / (1 + left)).clamp_(0, 1)
+    gamma = against.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
+    return gamma / (2 + gamma)
+
+
+def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``|x|``, and the sign as a byte."""
+    if (fused := _fused(x)) is not None:
+        return fused.size_and_sign(x)
+    return x.abs(), x.sign().to(torch.int8)
+
+
+def with_sign(g: Tensor, x: Tensor, own: bool = False) -> Tensor:
+    """``g sign(x)``, in the memory of ``g`` if that is one's ``own``; ``x`` may be its sign."""
+    if g.stride() == x.stride() and (fused := _fused(g)) is not None:
+        return fused.with_sign(g, x, own)
+    sign = x if x.dtype == torch.int8 else x.sign()
+    return g.mul_(sign) if own else g * sign
+
+
+def slope(y: Tensor, a: Tensor) -> Tensor:
+    """``y / a``; zero where that isn't finite."""
+    if (fused := _fused(y, a)) is not None:
+        return fused.slope(y, a)
+    return torch.div(y, a).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
+    """``g y / a``, in the memory of ``y``."""
+    if (fused := _fused(y, a, g)) is not None:
+        return fused.times_slope(g, y, a)
+    return y.div_(a).nan_to_num_(0.0, 0.0, 0.0).mul_(g)
+
+
+def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, groups: tuple[int, ...], centre: bool) -> Tensor:
+    """``h = g scale inverse``, less its mean over the last axis of ``groups`` where that was taken off."""
+    over_last = groups == (-1, g.shape[-1]) and g.shape[-1] <= _WIDEST and g.is_contiguous()
+    if over_last and (fused := _fused(g)) is not None:
+        return fused.normalised_back(g, inverse, None if scale is None else scale.contiguous(), centre)
+    h = g if scale is None else g * scale
+    h = h.reshape(groups) * inverse
+    if centre:
+        h -= h.mean(-1, keepdim=True)
+    return h.reshape(g.shape)
+
+
+def add_shares(total: Tensor, c: Tensor, g: Tensor, scale: float) -> bool:
+    """Adds ``scale sum(c g)`` of each sample to its total, if that can be done in one go.
+
+    The samples of ``g`` are one after the other; ``c`` broadcasts against it, and differs along the last axis or the second alone.
+    """
+    fused = _fused(g) if g.ndim > 1 else None
+    if fused is None or g.shape[0] % len(total) or len(total) > _MOST_SAMPLES:
+        return False
+    own = [i for i, size in enumerate(c.shape, g.ndim - c.ndim) if size > 1]
+    if g.ndim == 4 and not g.is_contiguous() and own in ([], [1]):
+        g, own = g.permute(0, 2, 3, 1), [3] if own else []
+    if not g.is_contiguous() or own not in ([], [1], [g.ndim - 1]):
+        return False
+    by_row = own != [g.ndim - 1]
+    matrix = g.flatten(2).flatten(0, 1) if by_row and g.ndim > 2 else g.flatten(0, -2)
+    fused.add_shares(total, c.contiguous().flatten(), matrix, by_row, scale)
+    return True
+
+
+#: How many programs there may be along the third axis of a grid.
+_MOST_SAMPLES = 65535
+#: The longest rows that a kernel takes as a whole.
+_WIDEST = 8192
+
+
+def _fused(*operands: Tensor) -> ModuleType | None:
+    """The kernels, if there are any for these operands."""
+    module = _triton() if operands[0].is_cuda else None
+    return module if module is not None and module.takes(*operands) else None
+
+
+@cache
+def _triton() -> ModuleType | None:
+    if os.environ.get("HILRP_FUSED") == "0":
+        return None
+    try:
+        from hilrp.method.fast import triton_kernels
+    except ImportError:
+        return None
+    return triton_kernels

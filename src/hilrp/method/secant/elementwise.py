@@ -1,0 +1,94 @@
+"""Functions of single values, and quotients, relative to a reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hilrp.method.autograd import linearised
+from hilrp.method.call import Call
+from hilrp.method.secant.affine import affine
+from hilrp.method.secant.products import product, root
+from hilrp.method.secant.shares import by_effects, by_sizes, carries, shared, with_value
+
+#: Functions that aren't defined everywhere: how close two values are goes by their size.
+_DOMAINS = frozenset("sqrt rsqrt reciprocal log log2 log10 log1p pow rpow".split())
+#: Functions made of straight pieces: a slope is exact, unless the two values are the same.
+_KINKED = frozenset(
+    "abs leaky_relu prelu rrelu relu6 hardtanh clamp clamp_min clamp_max threshold hardsigmoid hardshrink softshrink".split()
+)
+#: Functions of steps have no slope.
+_STEPS = frozenset("floor ceil round trunc sign div".split())
+
+
+def elementwise(call: Call) -> Tensor:
+    """``D f / D a``, and where the two values of ``a`` agree but for rounding, the slope between them."""
+    carriers, y = call.carriers, call.value()
+    if not carriers:
+        return y
+    if any(t.is_complex() for t in carriers):
+        return root(call) if call.name == "abs" else product(call)
+    if call.fixed:
+        return by_sizes(call, carriers)
+    if len(carriers) > 1 or y.shape != carriers[0].shape:
+        return by_effects(call, carriers)
+    (a,) = carriers
+    with torch.no_grad():
+        slope = _slope(call, a, y)
+    return linearised(a, y, slope)
+
+
+def _slope(call: Call, a: Tensor, y: Tensor) -> Tensor:
+    # Half types are too coarse to look for a slope beside a point.
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    now, before = a.to(wide), call.before(a).to(wide)
+    change = now - before
+    slope = (y.to(wide) - call.output_before.to(wide)).div_(change)
+    if call.name in _STEPS:
+        return slope.nan_to_num_(0.0, 0.0, 0.0)
+    if call.name == "relu":
+        return torch.where(change == 0, (y > 0).to(slope), slope)
+    close, middle = change == 0, torch.sub(now, change, alpha=0.5)
+    if call.name not in _KINKED:
+        size = middle.abs() if call.name in _DOMAINS else middle.abs().clamp_(min=1)
+        close = change.abs_() < size.mul_(torch.finfo(wide).eps ** 0.8)
+    limit = _derivative(call, a, middle)
+    if call.name in _DOMAINS:
+        close &= limit.isfinite()
+    return torch.where(close, limit, slope).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _derivative(call: Call, a: Tensor, middle: Tensor) -> Tensor:
+    """The slope at the midpoint, for values that agree but for rounding."""
+    with torch.enable_grad():
+        leaf = middle.detach().requires_grad_()
+        y = with_value(call, a, leaf, Tensor.detach)
+    if not y.requires_grad:  # steps that are in no list
+        return torch.zeros_like(middle)
+    (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    return slope
+
+
+def divide(call: Call) -> Tensor:
+    """``y = a / b`` is ``a = y b``, whose midpoint rule gives ``D y = (D a - ybar D b) / bbar``: sound where one of the divisors is tiny, too.
+
+    Where they have opposite signs, and ``bbar`` vanishes: ``D y = D a (1/b + 1/b0)/2 - abar D b / (b b0)``.
+    """
+    first, second = call.argument(0, "input"), call.argument(1, "other")
+    if call.kwargs.get("rounding_mode") is not None:
+        return elementwise(call)
+    a, b = (second, first) if call.name in ("rdiv", "rtruediv") else (first, second)
+    if not (isinstance(b, Tensor) and call.changes(b)):
+        return affine(call)
+    if call.fixed and call.carriers:
+        return by_sizes(call, call.carriers)
+    y = call.value()
+    with torch.no_grad():
+        b0, middle = call.before(b), call.middle(b)
+        apart = (b > 0) != (b0 > 0)
+        divisor = torch.where(apart, 1, middle)
+        slope_a = torch.where(apart, (1 / b + 1 / b0) / 2, 1 / divisor)
+        middle_a = call.middle(a) if isinstance(a, Tensor) else a
+        slope_b = -torch.where(apart, middle_a / (b * b0), (y + call.output_before) / 2 / divisor)
+    slopes = [slope for t, slope in ((a, slope_a), (b, slope_b)) if carries(t)]
+    return shared(call, [t for t in (a, b) if carries(t)], slopes)

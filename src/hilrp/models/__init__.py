@@ -1,0 +1,1 @@
+"""Getting a model with its weights, its preprocessing and its pictures."""

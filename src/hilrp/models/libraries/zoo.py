@@ -1,0 +1,117 @@
+"""The zoo: small models of every family, trained on scenes, that come with the package; and some that are no classifiers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_bytes
+from torch import Tensor, nn
+
+from hilrp.attribution.texts import ImageTower, ZeroShot
+from hilrp.models import weights
+from hilrp.models.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts
+from hilrp.models.libraries.recipe import Recipe, images
+from hilrp.scenes import CLASSES
+from hilrp.util.errors import InputError
+from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, SIZE, Architecture
+from hilrp.zoo.towers import LENGTH, TwoTowers, pieces, tokenise
+
+_WEIGHTS = files("hilrp.zoo") / "weights"
+#: What the card of a model says of how good it is -> in words.
+FIGURES = {
+    "mean_average_precision": "mAP",
+    "caption_average_precision": "mAP of captions",
+    "linear_average_precision": "mAP of a linear probe",
+    "mean_iou": "mean IoU",
+    "average_precision_50": "AP50 of boxes",
+}
+
+
+def names() -> list[str]:
+    """All families of classifiers."""
+    return list(ARCHITECTURES)
+
+
+def others() -> list[str]:
+    """Those that are no classifiers."""
+    return list(OTHERS)
+
+
+def trained() -> list[str]:
+    """All of them."""
+    return names() + others()
+
+
+def find(name: str) -> str | None:
+    """The name itself, if the zoo has it."""
+    return name if name in ARCHITECTURES or name in OTHERS else None
+
+
+def _architecture(name: str) -> Architecture:
+    return ARCHITECTURES[name] if name in ARCHITECTURES else OTHERS[name]
+
+
+@cache
+def card(name: str) -> dict[str, Any]:
+    """What is known of a model: architecture, seed, accuracy, date, checksum."""
+    found: dict[str, Any] = json.loads((_WEIGHTS / f"{name}.json").read_text())
+    return found
+
+
+def figure(name: str) -> tuple[str, float]:
+    """What was measured of a model on held-out scenes, and its value."""
+    found = card(name)
+    return next((words, found[key]) for key, words in FIGURES.items() if key in found)
+
+
+def model(name: str) -> nn.Module:
+    """A model with its weights, which are checked against their card."""
+    data = (_WEIGHTS / f"{name}.safetensors").read_bytes()
+    if hashlib.sha256(data).hexdigest() != card(name)["sha256"]:
+        raise InputError(f"zoo/{name}: its weights are not those that were shipped. Install hilrp again.")
+    made = _architecture(name).make()
+    made.load_state_dict(load_bytes(data))
+    return made
+
+
+def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Recipe:
+    """A model of the zoo; always a trained one, for images of 128 x 128."""
+    if size not in (None, SIZE):
+        raise InputError(f"zoo/{name} takes images of {SIZE} x {SIZE}.")
+    made = model(name)
+    return Recipe(ImageTower(made) if isinstance(made, TwoTowers) else made, images(SIZE))
+
+
+def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
+    """A model of the zoo with its own weights, or those of a checkpoint; two towers as a zero-shot classifier."""
+    preprocess = Preprocess(_preprocess, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    if checkpoint is None:
+        made, origin = model(name), ZOO_WEIGHTS
+    else:
+        made = weights.fitted(_architecture(name).make, weights.read(checkpoint), name, checkpoint)
+        origin = f"weights of {Path(checkpoint).name}"
+    if not isinstance(made, TwoTowers):
+        classes = None if getattr(made, "num_classes", None) == 0 else list(CLASSES)
+        return Loaded(f"zoo/{name}", made, preprocess, classes, origin)
+    made.eval()
+    with torch.no_grad():
+        captions = made.encode_text(torch.stack([tokenise(f"a {each}") for each in CLASSES]))
+    classifier = ZeroShot(ImageTower(made), captions, float(made.scale.detach().exp()))
+    texts = Texts(made, tokenise, pieces, LENGTH)
+    return Loaded(f"zoo/{name}", classifier, preprocess, list(CLASSES), origin, texts)
+
+
+def _preprocess(image: Any) -> Tensor:
+    """Short side to 128 pixels, the middle of it, values from -1 to 1; a scene stays as it is."""
+    from PIL import ImageOps
+
+    fitted = image if image.size == (SIZE, SIZE) else ImageOps.fit(image, (SIZE, SIZE))
+    pixels = torch.from_numpy(np.array(fitted.convert("RGB"))).permute(2, 0, 1)
+    return pixels.float() / 127.5 - 1

@@ -1,0 +1,101 @@
+"""Models ready for pictures: trained weights, their own preprocessing, the names of their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hilrp.models.libraries.loaded import Loaded, Preprocess
+from hilrp.models.resolve import ZOO, call_factory, is_factory, library, resolve
+from hilrp.util.errors import InputError, UnavailableError
+
+
+def load(
+    name: str,
+    checkpoint: str | Path | None = None,
+    classes: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+) -> Loaded:
+    """A trained model by name, in evaluation mode, with its own preprocessing and the names of its classes.
+
+    Args:
+        name: ``zoo/swin`` and its like come with hilrp. Models of timm, torchvision, transformers (a name on the hub or a
+            folder) and open_clip (a zero-shot classifier), with or without ``library/`` before the name, get their published
+            weights, which needs a connection or the library's cache. ``module:factory`` is a function of yours that
+            returns a `Loaded`, or a model, its preprocessing and, perhaps, the names of its classes.
+        checkpoint: A file with weights for that architecture: safetensors, or what torch.save wrote; no code in it is run.
+        classes: The names of the classes, in order, where hilrp can't know them; for open_clip, what is to be told apart.
+        device: Where the model is put.
+
+    Example:
+        >>> loaded = load("zoo/tinyvit")
+        >>> loaded.classes[:2], type(loaded.model).__name__
+        (['red star', 'yellow star'], 'TinyVit')
+    """
+    if is_factory(name):
+        if checkpoint is not None:
+            raise InputError(f"{name} with a checkpoint: a function of yours loads its own weights.")
+        loaded = _from_factory(name)
+    else:
+        place, found = resolve(name)
+        if "/" not in name and place == "transformers" and library(ZOO).find(name):
+            raise UnavailableError(
+                f"{name}: transformers has no trained model of that name. Did you mean {ZOO}/{name}?"
+            )
+        options = {"classes": classes} if place == "open_clip" else {}
+        loaded = library(place).load(found, checkpoint, **options)
+        if checkpoint is not None:
+            loaded = replace(loaded, weights=f"weights of {Path(checkpoint).name}")
+    loaded.model.to(device).eval()
+    if loaded.texts is not None:  # the explained model may hold one tower alone
+        loaded.texts.model.to(device).eval()
+    return replace(loaded, classes=_checked(loaded, classes))
+
+
+def class_names(path: Path) -> list[str]:
+    """The names of classes in a text file, one per line."""
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: not a text file ({error}). Give the names of the classes, one per line, in UTF-8."
+        ) from error
+
+
+def _checked(loaded: Loaded, classes: Sequence[str] | None) -> list[str] | None:
+    """The user's names, or the library's where there are as many of them as the model has classes."""
+    count = _count(loaded.model)
+    if classes is not None:
+        if count is not None and len(classes) != count:
+            raise InputError(f"classes has {len(classes)} names, but {loaded.name} tells {count} classes apart.")
+        return list(classes)
+    return loaded.classes if loaded.classes and count in (None, len(loaded.classes)) else None
+
+
+def _count(model: nn.Module) -> int | None:
+    """How many classes a model tells apart, where it says so, or where its last layer does."""
+    own = getattr(model, "num_classes", getattr(getattr(model, "config", None), "num_labels", None))
+    if isinstance(own, int) and own > 0:
+        return own
+    last = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
+    plain = type(model).__module__.startswith("torchvision.models")
+    return len(last[0].weight) if plain and last else None
+
+
+def _from_factory(name: str) -> Loaded:
+    made = call_factory(name)
+    if isinstance(made, Loaded):
+        return made
+    model, preprocess, *rest = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, None)
+    if not isinstance(model, nn.Module) or not callable(preprocess):
+        raise InputError(
+            f"{name} returned {type(made).__name__}; expected hilrp.Loaded, or (model, preprocess) or (model, preprocess, classes): "
+            "pictures can't be given to a model without its own preprocessing."
+        )
+    if not isinstance(preprocess, Preprocess):
+        preprocess = Preprocess(preprocess)
+    return Loaded(name, model, preprocess, list(rest[0]) if rest and rest[0] else None, "the function's weights")

@@ -1,1 +1,0 @@
-"""The four primitives: linear maps, bilinear mixing, normalisation and gating, reindexing."""
