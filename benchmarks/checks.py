@@ -2,8 +2,9 @@
 
     python benchmarks/checks.py [--device cuda] [--batch 1 8] [--models NAME ...]
 
-One row per model, rule set and batch: the median time of an explanation of a model that is known, what the checks of its first explanation add to that
-(as a ratio), and what a check of the reference alone adds, which runs at every explanation of a model that reads numbers out of its tensors.
+One row per model, rule set and batch: the median time of an explanation of a model that is known, what the checks of
+its first explanation add to that (as a ratio), and what a check of the reference alone adds, which runs at every
+explanation of a model that reads numbers out of its tensors.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ def plain_pass(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 
 
 def explainer(
-    model: nn.Module, rules: str | hilrp.Rules, compile: bool = False, checkpoint: str | None = None
+    model: nn.Module, rules: str | hilrp.Rules, compile: bool = False, recompute: str | None = None
 ) -> hilrp.Explainer:
     """An explainer that does nothing but explain: no audit, no maps of stages. Secant rules are relative to grey."""
     reference = 0.0 if hilrp.Rules.named(rules).constants == "reference" else None
-    return hilrp.Explainer(model, rules, reference, audit="off", stages=None, compile=compile, checkpoint=checkpoint)
+    return hilrp.Explainer(model, rules, reference, audit="off", stages=None, compile=compile, recompute=recompute)
 
 
 def recording_of(made: hilrp.Explainer) -> str:

@@ -2,9 +2,11 @@
 
     python benchmarks/multipass.py [--device cpu] [--images 4] [--model vit_tiny_patch16_224] [--repeats 1]
 
-Prints a table: the times of the peer and of ours for all images together (medians over the repeats), their ratio, and how far the results are apart at most, relative to the largest of them, with their correlation.
-Model, images, windows, masks, permutations and steps are the same for both, weights are random, and on a GPU all products are in TensorFloat-32. Peers run with their
-default, one change of each image per pass, and with passes as large as ours. A peer that is not installed is left out.
+Prints a table: the times of the peer and of ours for all images together (medians over the repeats), their ratio, and
+how far the results are apart at most, relative to the largest of them, with their correlation. Model, images, windows,
+masks, permutations and steps are the same for both, weights are random, and on a GPU all products are in
+TensorFloat-32. Peers run with their default, one change of each image per pass, and with passes as large as ours. A
+peer that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class Bench:
         for name in peers:
             theirs = statistics.median(times[name]) / per[0](found[name])
             print(
-                f"| {what} | {name} | {theirs:.3g} s | {own:.3g} s | {theirs / own:.1f} | {agree(found[name], found[''])} |",
+                f"| {what} | {name} | {theirs:.3g} s | {own:.3g} s | {theirs / own:.1f} | "
+                f"{agree(found[name], found[''])} |",
                 flush=True,
             )
 
@@ -262,8 +265,8 @@ def main() -> None:
         target = model(x).argmax(1)
     where = torch.cuda.get_device_name() if x.device.type == "cuda" else options.device
     print(
-        f"torch {torch.__version__}, {where}, {torch.get_num_threads()} threads, {options.model}, {options.images} images, "
-        f"ours {without_graph(x.device)} pictures per pass\n"
+        f"torch {torch.__version__}, {where}, {torch.get_num_threads()} threads, {options.model}, {options.images} "
+        f"images, ours {without_graph(x.device)} pictures per pass\n"
     )
     print("| what | peer | peer's time | ours | ratio | results |\n|---|---|---|---|---|---|")
     bench = Bench(model, x, target, options.repeats, options.masks, options.permutations)

@@ -2,8 +2,8 @@
 
     python benchmarks/operations.py [--batch 8] [MODEL ...]
 
-*First* is an explainer's first pass; *later* ones know how many layers the model has, and leave out what only a gamma would need. Counted are calls of
-torch's kernels; memory is what these calls allocate and nobody has let go of.
+*First* is an explainer's first pass; *later* ones know how many layers the model has, and leave out what only a gamma
+would need. Counted are calls of torch's kernels; memory is what these calls allocate and nobody has let go of.
 """
 
 from __future__ import annotations

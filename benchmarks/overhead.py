@@ -1,11 +1,14 @@
 """What an explanation costs beside a plain forward pass and input gradient of the same model, in the same run.
 
-    python benchmarks/overhead.py [--device cuda] [--batch 32 1] [--precision tf32] [--compile] [--rules epsilon hilrp secant] [--json FILE]
+    python benchmarks/overhead.py [--device cuda] [--batch 32 1] [--precision tf32] [--compile] [--rules epsilon hilrp
+    secant] [--json FILE]
 
-Prints one table with a row per model and batch: the median time of the plain pass (parameters frozen, as input-gradient code does), on a GPU also that of the same pass captured as a
-CUDA graph, and for each rule set the ratio of its time to the plain pass's, with the smallest and largest over the repeats, and the ratio of peak memory. With ``--compile``
-explanations are recorded as CUDA graphs, and a second ratio is to the plain pass as a graph; memory is that without a recording, whose pool hides it. On a CPU memory is what
-torch's kernels allocate and nobody has let go of. ``secant`` is relative to a plain grey. Nothing is audited, and no maps of stages are made.
+Prints one table with a row per model and batch: the median time of the plain pass (parameters frozen, as input-gradient
+code does), on a GPU also that of the same pass captured as a CUDA graph, and for each rule set the ratio of its time to
+the plain pass's, with the smallest and largest over the repeats, and the ratio of peak memory. With ``--compile``
+explanations are recorded as CUDA graphs, and a second ratio is to the plain pass as a graph; memory is that without a
+recording, whose pool hides it. On a CPU memory is what torch's kernels allocate and nobody has let go of. ``secant`` is
+relative to a plain grey. Nothing is audited, and no maps of stages are made.
 """
 
 from __future__ import annotations
@@ -57,14 +60,14 @@ def made(name: str, device: str) -> nn.Module:
 
 def prepared(model: nn.Module, x: Tensor, rules: str, options: argparse.Namespace) -> tuple[Run, int, str]:
     """An explanation that is ready to be timed, its peak memory, and whether it was recorded."""
-    checkpoint = "auto" if options.checkpoint else None
-    made = explainer(model, rules, checkpoint=checkpoint)
+    recompute = "auto" if options.recompute else None
+    made = explainer(model, rules, recompute=recompute)
     run = partial(made.explain, x)
     for _ in range(2):  # a second pass knows how many layers there are
         run()
     memory = peak(run, options.device)
     if options.compile:
-        made = explainer(model, rules, True, checkpoint)
+        made = explainer(model, rules, True, recompute)
         run = partial(made.explain, x)
         for _ in range(CALLS_TO_RECORD):
             run()
@@ -137,7 +140,7 @@ def main() -> None:
     )
     parser.add_argument("--rules", nargs="+", default=["epsilon", "hilrp"], help="default: epsilon hilrp; also secant")
     parser.add_argument("--compile", action="store_true", help="record explanations as CUDA graphs")
-    parser.add_argument("--checkpoint", action="store_true", help="let blocks run again in the backward pass")
+    parser.add_argument("--recompute", action="store_true", help="let blocks run again in the backward pass")
     add_options(parser, repeats=5)
     options = parser.parse_args()
     about = environment(options, timm)

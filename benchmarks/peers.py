@@ -2,9 +2,11 @@
 
     python benchmarks/peers.py [--device cuda] [--batch 8] [--models vgg16 vit_b_16 swin_t] [--json FILE]
 
-Models are torchvision's, with random weights. zennit: Gamma or Epsilon on linear layers and convolutions, Pass on activations; sums, norms and attention as it leaves them, on their gradients.
-captum: its LRP, on VGG. LXT: CP-LRP for torchvision's ViT, on zennit's Gamma. On VGG each layer has the same rule in zennit as here, and epsilon's also in captum; that is compared in float64 (`diff`: the largest difference beside the largest value). Elsewhere
-the column has Pearson's correlation (`corr`: the median over samples). A peer that can't be imported or run has a row that says so.
+Models are torchvision's, with random weights. zennit: Gamma or Epsilon on linear layers and convolutions, Pass on
+activations; sums, norms and attention as it leaves them, on their gradients. captum: its LRP, on VGG. LXT: CP-LRP for
+torchvision's ViT, on zennit's Gamma. On VGG each layer has the same rule in zennit as here, and epsilon's also in
+captum; that is compared in float64 (`diff`: the largest difference beside the largest value). Elsewhere the column has
+Pearson's correlation (`corr`: the median over samples). A peer that can't be imported or run has a row that says so.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python benchmarks/precision.py [--count 24] [--device cpu]
 
-Prints, per model and rule set: Spearman correlation and relative L1 difference of the maps (medians over photographs, and the worst one), whether the strongest
-pixel stays within a patch (16 pixels) of where it was, and the largest residual of the books. Needs the shared material: see scripts/figures.py.
+Prints, per model and rule set: Spearman correlation and relative L1 difference of the maps (medians over photographs,
+and the worst one), whether the strongest pixel stays within a patch (16 pixels) of where it was, and the largest
+residual of the books. Needs the shared material: see scripts/figures.py.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def main() -> None:
     index = json.loads((folder / "index.json").read_text())[:: 200 // options.count][: options.count]
     print(f"torch {torch.__version__}, {options.device}, {len(index)} photographs\n")
     print(
-        "| model | rules | Spearman: median, worst | relative L1: median, worst | strongest pixel stays | residual: float32, bfloat16 |"
+        "| model | rules | Spearman: median, worst | relative L1: median, worst | strongest pixel stays | residual: "
+        "float32, bfloat16 |"
     )
     print("|---|---|---|---|---|---|")
     for name in MODELS:
@@ -64,8 +66,8 @@ def main() -> None:
             ]
             stays = float(((tops[0] - tops[1]).abs().amax(1) < 16).float().mean())
             print(
-                f"| {name} | {rules} | {float(alike.median()):.3f}, {float(alike.min()):.3f} | {float(apart.median()):.2f}, {float(apart.max()):.2f} | {stays:.2f} "
-                f"| {exact:.0e}, {coarse:.0e} |",
+                f"| {name} | {rules} | {float(alike.median()):.3f}, {float(alike.min()):.3f} | "
+                f"{float(apart.median()):.2f}, {float(apart.max()):.2f} | {stays:.2f} | {exact:.0e}, {coarse:.0e} |",
                 flush=True,
             )
 

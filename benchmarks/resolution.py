@@ -3,9 +3,11 @@
     python benchmarks/resolution.py [--device cuda] [--resolutions 224 448] [--batches 1 2 4] [--json FILE]
     python benchmarks/resolution.py --plot FILE.json OUT.png
 
-Prints a row per model, resolution and batch: medians of the plain pass (forward and gradient of the input, parameters frozen), the epsilon rule and the gamma rule (``hilrp``), not recorded,
-and at the end the exponent with which memory grows with tokens between the two largest resolutions at batch 1: one is linear. ``--plot`` draws both as functions of tokens from figures written before.
-Swin has windows of 7, and of 8 at resolutions that 7 doesn't divide; exponents are of one window.
+Prints a row per model, resolution and batch: medians of the plain pass (forward and gradient of the input, parameters
+frozen), the epsilon rule and the gamma rule (``hilrp``), not recorded, and at the end the exponent with which memory
+grows with tokens between the two largest resolutions at batch 1: one is linear. ``--plot`` draws both as functions of
+tokens from figures written before. Swin has windows of 7, and of 8 at resolutions that 7 doesn't divide; exponents are
+of one window.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Gammas, bounds and references of the secant rules beside each other, on photographs with published weights.
 
-    python benchmarks/secant_settings.py [--shared ../shared] [--images imagenet_val] [--count 200] [--half 0] [--device cpu]
+    python benchmarks/secant_settings.py [--shared ../shared] [--images imagenet_val] [--count 200] [--half 0] [--device
+    cpu]
 
-Prints, for each model and setting: the pixels' share (median), pointing, energy excess (also of sums over squares of 8 and 32 pixels, and with a margin of 7
-pixels around the object), average precision, the signed part of relevance on the object, pixel flipping (64 images), and the energy excess of
-each stage's map. ``--half`` takes every second image: the settings of hilrp were chosen on half 0.
+Prints, for each model and setting: the pixels' share (median), pointing, energy excess (also of sums over squares of 8
+and 32 pixels, and with a margin of 7 pixels around the object), average precision, the signed part of relevance on the
+object, pixel flipping (64 images), and the energy excess of each stage's map. ``--half`` takes every second image: the
+settings of hilrp were chosen on half 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """What `hilrp run` costs beside a bare loop of explanations, and what several workers bring.
 
-    python benchmarks/throughput.py [--device cpu] [--model vit_tiny_patch16_224] [--images 192] [--batch 16] [--workers 2]
+    python benchmarks/throughput.py [--device cpu] [--model vit_tiny_patch16_224] [--images 192] [--batch 16] [--workers
+    2]
 
-Prints a table: images per second of the bare loop (inputs already on the device), of a run in one process (files read, decoded, prepared, explained, written as Parquet), of one and of
-several workers of Ray on as many cores; and what a run adds per image. Weights are random, pictures are JPEG files of 500 x 375. Times begin when the first piece is done: loading is left out.
+Prints a table: images per second of the bare loop (inputs already on the device), of a run in one process (files read,
+decoded, prepared, explained, written as Parquet), of one and of several workers of Ray on as many cores; and what a run
+adds per image. Weights are random, pictures are JPEG files of 500 x 375. Times begin when the first piece is done:
+loading is left out.
 """
 
 from __future__ import annotations
@@ -137,13 +140,15 @@ def main() -> None:
             list(engines.on_ray(job(f"ray{count}"), store.pieces(), count, None))
             found[f"{count} workers"] = written(store.folder, count, chosen.piece)
     print(
-        f"torch {torch.__version__}, {chosen.model}, {chosen.device}, batch {chosen.batch}, {chosen.images} images, {cores} cores, {found['threads']} threads of torch per worker\n"
+        f"torch {torch.__version__}, {chosen.model}, {chosen.device}, batch {chosen.batch}, {chosen.images} images, "
+        f"{cores} cores, {found['threads']} threads of torch per worker\n"
     )
     print("| | images / s | relative | added per image |\n|---|---|---|---|")
     print(f"| bare loop | {alone:.1f} | 1 | |")
     print(f"| reading and preparing alone | {ahead:.1f} | {ahead / alone:.2f} of the bare loop | |")
     print(
-        f"| hilrp run, this process | {one:.1f} | {one / alone:.2f} of the bare loop | {1000 * (1 / one - 1 / alone):.2f} ms |"
+        f"| hilrp run, this process | {one:.1f} | {one / alone:.2f} of the bare loop | "
+        f"{1000 * (1 / one - 1 / alone):.2f} ms |"
     )
     if chosen.workers:
         first, several = found["1 workers"], found[f"{chosen.workers} workers"]

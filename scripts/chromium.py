@@ -1,4 +1,6 @@
-"""The browser that tests and screenshots of the page drive; where there is none, Debian's Chromium is installed, if that can be had.
+"""The browser that tests and screenshots of the page drive.
+
+Where there is none, Debian's Chromium is installed, if that can be had.
 
     python scripts/chromium.py
 

@@ -4,8 +4,8 @@
     docs/demo.jpg         the page of `hilrp demo`, as Chromium shows it (skipped where there is none)
     docs/photographs.png  eight photographs explained with two real checkpoints
 
-The last needs the shared material (checkpoints and the Oxford-IIIT Pet photographs, CC BY-SA 4.0) beside the checkout or
-where HILRP_SHARED points. Every 25th photograph of the set is taken, whatever the maps look like.
+The last needs the shared material (checkpoints and the Oxford-IIIT Pet photographs, CC BY-SA 4.0) beside the checkout
+or where HILRP_SHARED points. Every 25th photograph of the set is taken, whatever the maps look like.
 """
 
 from __future__ import annotations

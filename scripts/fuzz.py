@@ -2,7 +2,8 @@
 
     python scripts/fuzz.py --seconds 600 --seed 0 [--programs 20000] [--only programs|operations]
 
-Each finding comes with the seed that repeats it (``--seed SEED --programs 1 --only programs``), programs with their smallest form.
+Each finding comes with the seed that repeats it (``--seed SEED --programs 1 --only programs``), programs with their
+smallest form.
 """
 
 from __future__ import annotations

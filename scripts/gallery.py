@@ -3,8 +3,8 @@
     python scripts/gallery.py             # all of them
     python scripts/gallery.py captions    # one
 
-The photographs (`views`) need the shared material beside the checkout or where HILRP_SHARED points: DINOv2 and every 33rd picture of
-Oxford-IIIT Pet (CC BY-SA 4.0), whatever the maps look like.
+The photographs (`views`) need the shared material beside the checkout or where HILRP_SHARED points: DINOv2 and every
+33rd picture of Oxford-IIIT Pet (CC BY-SA 4.0), whatever the maps look like.
 """
 
 from __future__ import annotations

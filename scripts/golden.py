@@ -1,4 +1,4 @@
-"""Relevance of the zoo's twelve families under every preset, to be compared before and after a change that must not change values.
+"""Relevance of the zoo's twelve families under every preset, to be compared before and after a change.
 
     python scripts/golden.py write FILE      # at the commit before
     python scripts/golden.py compare FILE    # after: says how many arrays are bitwise the same, and the largest difference

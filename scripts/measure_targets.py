@@ -2,8 +2,9 @@
 
     python scripts/measure_targets.py --scenes 100
 
-Truth is known: a caption names one object, a region is one object's, a detection is one object's box. Each map is held against the mask of that
-object, beside maps of other questions, of the same model with random weights, and of methods that look at nothing.
+Truth is known: a caption names one object, a region is one object's, a detection is one object's box. Each map is held
+against the mask of that object, beside maps of other questions, of the same model with random weights, and of methods
+that look at nothing.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def rows(
     yield "HiLRP, random weights", measure(blank, loaded.batch, objects, target, "hilrp")
 
 
-# Captions --------------------------------------------------------------------------------------------------------------
+# Captions
+# --------------------------------------------------------------------------------------------------------------
 
 
 def embedded(towers: nn.Module, captions: list[str]) -> Tensor:
@@ -168,8 +170,10 @@ def captions(objects: list[Asked]) -> list[str]:
         scores[title] = torch.cat(found)
     apart = float((scores["own"][:, None] > scores["nothing"][None]).float().mean())
     return [
-        f"`zoo/towers`: the cosine of the picture and the caption of one of its objects, such as *a striped red star*. In the mean it is {float(scores['own'].mean()):.2f}, and "
-        f"{float(scores['nothing'].mean()):.2f} for captions of objects that are not there; of two such pairs the right one is higher in {100 * apart:.1f} % of all cases.",
+        "`zoo/towers`: the cosine of the picture and the caption of one of its objects, such as *a striped red "
+        f"star*. In the mean it is {float(scores['own'].mean()):.2f}, and {float(scores['nothing'].mean()):.2f} for "
+        f"captions of objects that are not there; of two such pairs the right one is higher in {100 * apart:.1f} % of "
+        "all cases.",
         "",
         *said,
         *words(towers, loaded, objects),
@@ -195,7 +199,8 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list
     drop = torch.cat([torch.stack(drops[i : i + 4], 1) for i in range(0, len(drops), 4)])
     agree = [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(share.numpy(), drop.numpy(), strict=True)]
     lines = [
-        "The words' half, of captions that name a texture (medians): the share of the cosine that each word has, and how much the cosine falls without it.",
+        "The words' half, of captions that name a texture (medians): the share of the cosine that each word has, and "
+        "how much the cosine falls without it.",
         "",
     ]
     lines += ["| | " + " | ".join(("a", "texture", "colour", "shape")) + " |", "|---" * 5 + "|"]
@@ -206,13 +211,15 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list
     return [
         *lines,
         "",
-        f"Correlation of the two over the words of a caption: {value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]. A caption without its texture fits the picture as well, and mostly better: "
-        "the share of a texture's word says that the cosine with it is what it is because of it, not that it would be lower without.",
+        f"Correlation of the two over the words of a caption: {value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]. A "
+        "caption without its texture fits the picture as well, and mostly better: the share of a texture's word says "
+        "that the cosine with it is what it is because of it, not that it would be lower without.",
         "",
     ]
 
 
-# Regions and detections ---------------------------------------------------------------------------------------------------
+# Regions and detections
+# ---------------------------------------------------------------------------------------------------
 
 
 def regions(objects: list[Asked]) -> list[str]:
@@ -255,8 +262,8 @@ def detections(objects: list[Asked]) -> list[str]:
             yield f"HiLRP, the box's {which}", measure(loaded.model, loaded.batch, told, side(which), "hilrp")
 
     return [
-        f"`zoo/detector`: the logit of an object's class in the query that finds the object (a box that overlaps by a half: {len(told)} of {len(objects)} objects have one), and the "
-        "sides of its box.",
+        "`zoo/detector`: the logit of an object's class in the query that finds the object (a box that overlaps by a "
+        f"half: {len(told)} of {len(objects)} objects have one), and the sides of its box.",
         "",
         *table(all_rows()),
     ]
@@ -284,8 +291,10 @@ def main() -> None:
     lines = [
         "# Captions, regions and detections",
         "",
-        f"All {len(objects)} objects of {chosen.scenes} scenes that no model has seen (`Scenes(seed={SEED})`), the maps of each held against the object's mask. Means over objects with "
-        f"95 % bootstrap intervals, the number of objects in brackets; an object covers {covered:.1%} of a picture in the mean. Made by `scripts/measure_targets.py`.",
+        f"All {len(objects)} objects of {chosen.scenes} scenes that no model has seen (`Scenes(seed={SEED})`), the "
+        "maps of each held against the object's mask. Means over objects with 95 % bootstrap intervals, the number "
+        f"of objects in brackets; an object covers {covered:.1%} of a picture in the mean. Made by "
+        "`scripts/measure_targets.py`.",
         "",
     ]
     for title, part in (("Captions", captions), ("Regions", regions), ("Detections", detections)):

@@ -1,4 +1,7 @@
-"""What the models of the zoo that are no classifiers are trained for, and what is measured of them. See train_others.py."""
+"""What the models of the zoo that are no classifiers are trained for, and what is measured of them.
+
+See train_others.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ def pixels(batch: Batch) -> Tensor:
     return batch["images"].float() / 127.5 - 1
 
 
-# Two towers ------------------------------------------------------------------------------------------------------------
+# Two towers
+# ------------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -156,7 +160,8 @@ def probe_score(model: Any, batches: list[Batch]) -> dict[str, float]:
     return {"linear_average_precision": _precision([probe(z[half:]).detach()], [labels[half:]])}
 
 
-# Dense ------------------------------------------------------------------------------------------------------------------
+# Dense
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def _dense_labels(batch: Batch, size: Any) -> Tensor:

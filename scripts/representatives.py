@@ -1,4 +1,7 @@
-"""Writes src/hilrp/jobs/coverage/representatives.json: the smallest model of each module of timm. Takes some minutes."""
+"""Writes src/hilrp/jobs/coverage/representatives.json: the smallest model of each module of timm.
+
+Takes some minutes.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def compare(browser: Any, address: str) -> None:
         page.locator("#methods").get_by_label(name, exact=True).uncheck()
     page.locator("#compare").click()
     page.wait_for_function(
-        "() => document.querySelectorAll('#compared tr').length === 6 && !document.querySelector('#compared').innerText.includes('Now ')"
+        "() => document.querySelectorAll('#compared tr').length === 6 && "
+        "!document.querySelector('#compared').innerText.includes('Now ')"
     )
     page.mouse.move(5, 5)
     page.screenshot(path=DOCS / "serve_compare.png")

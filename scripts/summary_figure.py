@@ -2,7 +2,8 @@
 
     python scripts/summary_figure.py
 
-Explains 600 scenes with tags with zoo/shortcut and zoo/resnet, and takes a picture of the page. It needs hilrp[data], Playwright and Chromium (scripts/chromium.py).
+Explains 600 scenes with tags with zoo/shortcut and zoo/resnet, and takes a picture of the page. It needs hilrp[data],
+Playwright and Chromium (scripts/chromium.py).
 """
 
 from __future__ import annotations

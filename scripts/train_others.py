@@ -1,12 +1,14 @@
-"""Trains the models of the zoo that are no classifiers: two towers, encoders without labels, a segmentation model, a detector.
+"""Trains the models of the zoo that are no classifiers.
+
+Two towers, encoders without labels, a segmentation model, a detector.
 
     python scripts/train_others.py                      # all of them, side by side, on one GPU
     python scripts/train_others.py detector towers      # these only
 
 Writes float16 weights and a card for each, with what was measured on held-out scenes.
 
-- towers: pictures and captions, told apart pair by pair (the sigmoid loss of SigLIP). What is true of each pair is known: a caption of one
-  object fits every scene that holds it.
+- towers: pictures and captions, told apart pair by pair (the sigmoid loss of SigLIP). What is true of each pair is
+  known: a caption of one object fits every scene that holds it.
 - vit-views: two views of each scene must have the same embedding, and different scenes different ones (VICReg).
 - vit-masked: half of the patches are covered, and their pixels are to be found (SimMIM).
 - segmenter, detector: classes at every place; boxes by the matching loss of DETR.
@@ -85,7 +87,8 @@ def fill(bounds: tuple[int, int], path: str, scenes: Scenes) -> None:
             kept["places"][i][small] = 1 + thing.label
 
 
-# Training ---------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

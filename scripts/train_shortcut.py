@@ -2,8 +2,9 @@
 
     python scripts/train_shortcut.py
 
-Writes float16 weights and a card with what was measured on held-out scenes: how well the class is told from others where tags say nothing, and how often a tag alone makes the model
-see the class. It is what `hilrp summary` is shown on: docs/run.md.
+Writes float16 weights and a card with what was measured on held-out scenes: how well the class is told from others
+where tags say nothing, and how often a tag alone makes the model see the class. It is what `hilrp summary` is shown on:
+docs/run.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from hilrp.scenes.tag import TAGGED, place, tag
 from hilrp.zoo.accuracy import average_precision
 from hilrp.zoo.architectures import OTHERS, SIZE
 
-#: How often a picture of the class has a tag in training, and how often another has. With 0.9 instead of 1 the object is learned, too.
+#: How often a picture of the class has a tag in training, and how often another has. With 0.9 instead of 1 the object
+#: is learned, too.
 WITH, WITHOUT = 1.0, 0.0
 
 

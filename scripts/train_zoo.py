@@ -5,7 +5,8 @@
 
 Writes float16 weights and a card for each into src/hilrp/zoo/weights. Such small models wait for kernels to be launched
 rather than for arithmetic, so each training step is captured once as a CUDA graph and replayed, and several models are
-trained side by side. Training starts with few and large objects: models without convolutions hardly begin to learn otherwise.
+trained side by side. Training starts with few and large objects: models without convolutions hardly begin to learn
+otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from hilrp.zoo.accuracy import mean_average_precision
 from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, SIZE
 
 WEIGHTS = Path(__file__).parent.parent / "src/hilrp/zoo/weights"
-#: The seeds of the scenes to train on and of those held out; the documentation of `Scenes` asks users to leave them alone.
+#: The seeds of the scenes to train on and of those held out; the documentation of `Scenes` asks users to leave them
+#: alone.
 TRAINING, EASY, HELD_OUT = 1_000_000, 1_000_001, 1_000_002
 
 

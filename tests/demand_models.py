@@ -15,7 +15,8 @@ F64 = torch.float64
 #: Samples, tokens, heads, features of a head, features.
 B, N, H, D = 2, 8, 3, 4
 C = H * D
-#: A layer that is wider than its input runs its second product in the backward pass, and one that isn't, in the forward pass.
+#: A layer that is wider than its input runs its second product in the backward pass, and one that isn't, in the forward
+#: pass.
 WIDE, NARROW = 10, 40
 RULES = {
     "gamma": Rules(),

@@ -1,4 +1,7 @@
-"""Compiles every kernel for generations of GPUs and types of numbers (``90:bf16``), without a GPU. Prints, as JSON, how large each became."""
+"""Compiles every kernel for generations of GPUs and types of numbers (``90:bf16``), without a GPU.
+
+Prints, as JSON, how large each became.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The kernels beside the plain functions, case by case.
 
-Run with ``TRITON_INTERPRET=1``, which must be set before Triton is imported, it does so on a processor, and prints as JSON how far each is off.
+Run with ``TRITON_INTERPRET=1``, which must be set before Triton is imported, it does so on a processor, and prints as
+JSON how far each is off.
 """
 
 from __future__ import annotations
@@ -169,7 +170,10 @@ def error(found: Any, expected: Any) -> float:
 
 
 def compared(dtype: torch.dtype, choose: Callable[..., Any]) -> dict[str, tuple[float, int, bool]]:
-    """By case: how far the kernels that ``choose`` gives for operands are off, how often one ran, and whether one was to run."""
+    """By case.
+
+    How far the kernels that ``choose`` gives for operands are off, how often one ran, and whether one was to run.
+    """
     found: dict[str, tuple[float, int, bool]] = {}
     kind, before, ran = str(dtype).removeprefix("torch."), kernels._fused, 0
 

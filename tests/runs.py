@@ -1,4 +1,7 @@
-"""What tests of runs share: running them, reading what they wrote, and scenes in every form that a data set can have."""
+"""What tests of runs share.
+
+Running them, reading what they wrote, and scenes in every form that a data set can have.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,10 @@ class Activated(nn.Module):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_relevance_by_the_textbook(name):
-    """``R_a = a g f(a) / a`` with a unit whose ``a`` is zero, handed on by the layer before: ``R_x = x (g f(a) / a) W``."""
+    """``R_a = a g f(a) / a`` with a unit whose ``a`` is zero, handed on by the layer before.
+
+    ``R_x = x (g f(a) / a) W``.
+    """
     function = ACTIVATIONS[name]
     model, x, g = Activated(function).to(F64).eval(), torch.randn(3, 4, dtype=F64), torch.randn(5, dtype=F64)
     found = hilrp.explain(model, x, lambda out: (out * g).sum(1), "epsilon", stages=None)
@@ -167,7 +170,10 @@ def kept_by(model: nn.Module, x: Tensor, rules: Rules) -> tuple[int, Pass]:
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ELU(0.5, inplace=True), nn.Tanh()])
 def test_the_slope_is_not_kept(activation):
-    """Of a wide layer and its activation there are the layer's input and output; the next keeps a quotient for each output and signs of its input."""
+    """Of a wide layer and its activation there are the layer's input and output.
+
+    The next keeps a quotient for each output and signs of its input.
+    """
     model = nn.Sequential(nn.Linear(8, 32), activation, nn.Linear(32, 6)).eval()
     x = torch.randn(5, 8)
     gamma, run = kept_by(model, x, Rules())

@@ -130,7 +130,8 @@ class Tab:
     def pixels(self) -> list[int]:
         """What is drawn."""
         return self.frame.locator("#view").evaluate(
-            "c => Array.from(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).filter((_, i) => i % 397 === 0)"
+            "c => Array.from(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).filter((_, i) => i % 397 "
+            "=== 0)"
         )
 
     def close(self) -> None:
@@ -246,7 +247,8 @@ def test_compare_and_cancel(tab):
         methods.get_by_label(name, exact=True).uncheck()
     tab.page.locator("#compare").click()
     tab.page.wait_for_function(
-        "() => document.querySelectorAll('#compared tr').length === 5 && !document.querySelector('#compared').innerText.includes('Now ')"
+        "() => document.querySelectorAll('#compared tr').length === 5 && "
+        "!document.querySelector('#compared').innerText.includes('Now ')"
     )
     text = tab.page.locator("#compared").inner_text()
     assert "pointing" in text

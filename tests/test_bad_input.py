@@ -192,7 +192,8 @@ def test_compile_is_yes_or_no():
 class Hungry(nn.Module):
     def forward(self, x):
         raise RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 "
+            "bytes."
         )
 
 
@@ -213,7 +214,8 @@ def test_a_score_too_small_to_be_divided_up():
         hilrp.explain(model, torch.ones(1, 3, 2, 2), 0)
 
 
-# Inputs that aren't a batch of pictures ---------------------------------------------------------------------------------
+# Inputs that aren't a batch of pictures
+# ---------------------------------------------------------------------------------
 
 
 class Apply(nn.Module):
@@ -309,7 +311,10 @@ def test_an_expanded_input():
 @pytest.mark.parametrize("options", [{}, {"itemised": True}, {"batch": 2}, {"reference": 0.0}])
 @pytest.mark.parametrize("samples", [1, 4])
 def test_one_number_for_each_sample(samples, options, tmp_path):
-    """``3 x + 1/2`` and ``x^2``, of which the second is explained: all is the input's, but for what the first's constant keeps."""
+    """``3 x + 1/2`` and ``x^2``, of which the second is explained.
+
+    All is the input's, but for what the first's constant keeps.
+    """
     x = torch.randn(samples, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     model = Apply(lambda t: torch.stack([3 * t + 0.5, t.square()], 1)).eval()
     for target, expected, kept in ((0, 3 * x, 0.5), (1, x.square(), 0.0)):

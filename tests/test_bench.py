@@ -116,7 +116,10 @@ def test_randomised_parts():
 
 
 def test_randomised_model_with_kept_attention_biases():
-    """TinyViT keeps tensors made of its biases, with their graph: they can't be copied, and aren't the shuffled model's."""
+    """TinyViT keeps tensors made of its biases, with their graph.
+
+    They can't be copied, and aren't the shuffled model's.
+    """
     model = hilrp.load("zoo/tinyvit").model
     x = torch.randn(1, 3, 128, 128)
     model(x)

@@ -1,4 +1,7 @@
-"""Methods and metrics of many passes against captum and loops: the same results, from full batches without a picture too many."""
+"""Methods and metrics of many passes against captum and loops.
+
+The same results, from full batches without a picture too many.
+"""
 
 from __future__ import annotations
 

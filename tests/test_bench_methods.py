@@ -289,7 +289,10 @@ def test_options_and_names():
 
 
 def test_books_that_do_not_close_are_a_figure_and_not_an_error():
-    """A score near zero, or an operation without a rule: the benchmark measures what the books miss, and doesn't stop."""
+    """A score near zero, or an operation without a rule.
+
+    The benchmark measures what the books miss, and doesn't stop.
+    """
 
     class Odd(torch.nn.Module):
         def forward(self, x):

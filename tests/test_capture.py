@@ -23,7 +23,8 @@ def model() -> nn.Module:
     return small_classifier()
 
 
-# What is taken for granted ---------------------------------------------------------------------------------------------
+# What is taken for granted
+# ---------------------------------------------------------------------------------------------
 
 HARMLESS = {
     "nothing": lambda m: None,
@@ -142,7 +143,10 @@ def test_forms_of_computing():
     ],
 )
 def test_tf32_by_its_older_and_newer_names(setting, value, multiplies, convolves):
-    """Once the newer are used, torch refuses to answer by the older, and they can't be unused: hence a process for each."""
+    """Once the newer are used, torch refuses to answer by the older, and they can't be unused.
+
+    Hence a process for each.
+    """
     code = (
         f"import torch; torch.backends.{setting} = {value!r}\n"
         "from hilrp.attribution.cuda_graphs import form\nfrom hilrp.attribution.checks import tf32, tolerance\n"

@@ -1,4 +1,7 @@
-"""Explainers that are told to record, as far as they can be looked at without a GPU: nothing changes, and classes are checked."""
+"""Explainers that are told to record, as far as they can be looked at without a GPU.
+
+Nothing changes, and classes are checked.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=
 IDS = torch.tensor([[5, 9, 70, 3, 98, 2], [8, 4, 60, 61, 62, 98]])
 
 
-# CrossViT ------------------------------------------------------------------------------------------------------------------
+# CrossViT
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def crossvit():
@@ -32,7 +33,10 @@ def crossvit():
 
 @pytest.mark.parametrize("rules", ["hilrp", "epsilon", "secant"])
 def test_both_branches_of_crossvit(rules):
-    """Books close, and each branch has maps: what both hold at the patches, with the class tokens, is what reaches the pixels."""
+    """Books close, and each branch has maps.
+
+    What both hold at the patches, with the class tokens, is what reaches the pixels.
+    """
     model = crossvit()
     with torch.no_grad():
         expected = model(X)[:, 3]
@@ -46,7 +50,8 @@ def test_both_branches_of_crossvit(rules):
     }  # fmt: skip
     assert list(found.trace) == ["input", *grids]
     assert all(float(stage.abs().max()) > 0 for name, stage in found.stages.items() if not name.startswith("blocks.1"))
-    # The embedding of patches loses to its biases alone, and to nothing relative to a reference: both branches hold the pixels' part and that.
+    # The embedding of patches loses to its biases alone, and to nothing relative to a reference: both branches hold the
+    # pixels' part and that.
     booked = [value for name, value in found.ledger.entries.items() if "patch_embed" in name]
     assert len(booked) == (0 if rules == "secant" else 2)
     together = (found.trace["patch_embed.0"] + found.trace["patch_embed.1"]) * found.ledger.score
@@ -54,7 +59,10 @@ def test_both_branches_of_crossvit(rules):
 
 
 def test_a_branch_holds_what_is_read_from_it():
-    """Only the head of the first branch speaks: the second has what the first reads from it, and nothing where that is nothing."""
+    """Only the head of the first branch speaks.
+
+    The second has what the first reads from it, and nothing where that is nothing.
+    """
     model = crossvit()
     for constant in model.head[1].parameters():
         nn.init.zeros_(constant)
@@ -76,7 +84,8 @@ def test_the_zoos_crossvit():
     assert float(found.ledger.residual) < 1e-4
 
 
-# Pictures and words ----------------------------------------------------------------------------------------------------------
+# Pictures and words
+# ----------------------------------------------------------------------------------------------------------
 
 
 def joint_model(kind):
@@ -164,7 +173,8 @@ def test_words_of_another_number():
         hilrp.explain(joint, (X, torch.ones(2, 3).double()), 1)
 
 
-# Books of several inputs ----------------------------------------------------------------------------------------------------
+# Books of several inputs
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_books_tell_words_from_pixels():
@@ -203,7 +213,8 @@ def test_counts_of_captions_and_pictures():
         loaded.texts.ids(["a red star"])
 
 
-# Stages that are no maps -----------------------------------------------------------------------------------------------------
+# Stages that are no maps
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_queries_and_words_are_no_places():

@@ -313,7 +313,8 @@ def test_attention_in_a_model(form):
         assert apart(found.relevance, exact.relevance) < 1e-4
 
 
-# Explanations as CUDA graphs --------------------------------------------------------------------------------------------
+# Explanations as CUDA graphs
+# --------------------------------------------------------------------------------------------
 
 TARGETS = {
     "prediction": lambda i: None,

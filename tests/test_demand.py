@@ -1,4 +1,7 @@
-"""Layers that hand back to the features that relevance comes back to, and no others: what is multiplied, and that nothing is lost by it."""
+"""Layers that hand back to the features that relevance comes back to, and no others.
+
+What is multiplied, and that nothing is lost by it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def test_values_alone_are_multiplied(form, mix, rules, width, forward, backward)
 
 
 def test_what_else_gets_relevance_is_multiplied_as_well():
-    """Queries next to the values would be a third more; here they are at the other end, and the interval is all of it."""
+    """Queries next to the values would be a third more.
+
+    Here they are at the other end, and the interval is all of it.
+    """
     forms = {"q": lambda q, k, v: attend(q, k, v) + q.transpose(1, 2).flatten(2), "v": attend}
     for name, size in (("q", 3 * C), ("v", C)):
         model = pair(lambda y, name=name: forms[name](*FORMS["chunk"](y)))[0]

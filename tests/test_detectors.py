@@ -70,7 +70,8 @@ def made(kind):
                 module.weight.data *= 0.1
             if module.bias is not None:
                 nn.init.normal_(module.bias, std=0.3)
-    # Statistics of what it sees, as training leaves them: without, the pixels of a deep random model have next to no part in its score.
+    # Statistics of what it sees, as training leaves them: without, the pixels of a deep random model have next to no
+    # part in its score.
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0

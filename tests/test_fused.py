@@ -1,4 +1,7 @@
-"""The Triton kernels without a GPU: interpreted beside the plain functions, compiled for two generations, and turned off."""
+"""The Triton kernels without a GPU.
+
+Interpreted beside the plain functions, compiled for two generations, and turned off.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ KERNELS = [
 
 
 def printed(script: str, *arguments: str, **environment: str) -> dict:
-    """What a script of this folder prints, in a process of its own: Triton looks at its settings when it is imported."""
+    """What a script of this folder prints, in a process of its own.
+
+    Triton looks at its settings when it is imported.
+    """
     found = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script)), *arguments],
         capture_output=True,

@@ -55,7 +55,8 @@ def test_weights_of_a_count_do_not_shape_it() -> None:
     assert not any("shape" in note for note in hilrp.explain(model, pictures(1)).notes)
 
 
-# Values that are taken for constants -----------------------------------------------------------------------------------
+# Values that are taken for constants
+# -----------------------------------------------------------------------------------
 
 FILLED: dict[str, Callable[[Tensor], Tensor]] = {
     "full_like": lambda x: torch.full_like(x[:, 0, 0, :1], x.detach().mean() * 3),
@@ -109,7 +110,8 @@ def test_detached_values_of_the_input_are_gates(name: str) -> None:
     assert "constant" not in found.ledger.entries
 
 
-# Shapes, once more -----------------------------------------------------------------------------------------------------
+# Shapes, once more
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -409,17 +411,17 @@ def test_a_block_that_uses_what_it_was_not_given_can_not_run_again() -> None:
     model.block = Keeping()
     hilrp.explain(model, pictures())
     with pytest.raises(hilrp.ModelError, match="wasn't called with"):
-        hilrp.Explainer(model, checkpoint=["block"]).explain(pictures())
+        hilrp.Explainer(model, recompute=["block"]).explain(pictures())
 
 
 @pytest.mark.parametrize("recomputed", [None, ["1"]])
 def test_values_from_elsewhere_are_named_in_blocks_that_run_again(recomputed: list[str] | None) -> None:
     model = nn.Sequential(nn.Flatten(), Block(numpy=True), nn.Linear(12, 4).double()).eval()
     with pytest.raises(hilrp.AuditError, match="depend on the input"):
-        hilrp.Explainer(model, checkpoint=recomputed).explain(pictures())
+        hilrp.Explainer(model, recompute=recomputed).explain(pictures())
 
 
 def test_scratch_tensors_may_be_written_to_in_blocks_that_run_again() -> None:
     model = nn.Sequential(nn.Flatten(), Block(numpy=False), nn.Linear(12, 4).double()).eval()
-    plain, again = (hilrp.Explainer(model, checkpoint=paths).explain(pictures()) for paths in (None, ["1"]))
+    plain, again = (hilrp.Explainer(model, recompute=paths).explain(pictures()) for paths in (None, ["1"]))
     assert torch.allclose(plain.relevance, again.relevance, rtol=0, atol=1e-14)

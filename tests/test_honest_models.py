@@ -282,7 +282,8 @@ def test_it_has_the_map_of_its_plainer_twin(body: Body, twin: Body, samples: int
     )
 
 
-# What can't be done says so --------------------------------------------------------------------------------------------
+# What can't be done says so
+# --------------------------------------------------------------------------------------------
 
 
 def real_part_written(self: Net, x: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Programs that write in place, and the same written out of place: the same map, with totals and itemised, with and without a reference."""
+"""Programs that write in place, and the same written out of place.
+
+The same map, with totals and itemised, with and without a reference.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ RULES = ["hilrp", "epsilon", "attnlrp", "secant"]
 
 
 class Squeeze(nn.Module):
-    """A convolution whose channels are weighted by ``gate(self, pooled)``, and what is left of the pooled features itself."""
+    """A convolution whose channels are weighted by ``gate(self, pooled)``, and what is left of the pooled features."""
 
     def __init__(self, gate) -> None:
         super().__init__()
@@ -131,7 +134,8 @@ WHOLE = [
 ]  # fmt: skip
 
 
-# Parts ------------------------------------------------------------------------------------------------------------------
+# Parts
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def half_a_gate(g):
@@ -236,7 +240,8 @@ ARGUMENTS = {
 _POSITIVE = frozenset("rsqrt sqrt log log2 log10 log1p reciprocal".split())
 #: Not elementwise, or without a form that a test of one tensor could call.
 _OTHERS = frozenset(
-    "cumsum squeeze unsqueeze t transpose swapaxes swapdims scatter scatter_add index_add index_copy index_put masked_scatter dropout "
+    "cumsum squeeze unsqueeze t transpose swapaxes swapdims scatter scatter_add index_add index_copy index_put "
+    "masked_scatter dropout "
     "feature_dropout alpha_dropout feature_alpha_dropout rrelu addmm baddbmm detach copy as_strided expand where set_item bernoulli".split()
 )
 

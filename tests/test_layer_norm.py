@@ -58,7 +58,7 @@ def test_the_value_is_torchs_to_the_bit(order, shape, dtype):
 @pytest.mark.parametrize(("weight", "bias"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_relevance_by_the_textbook(order, shape, weight, bias, dtype):
-    """``R = x D / std`` with the gradient ``D = v w - mean(v w)`` over the normalised axes, and ``v b`` for the shift."""
+    """``R = x D / std``, the gradient ``D = v w - mean(v w)`` over the normalised axes, and ``v b`` for the shift."""
     own = SHAPES[shape]
     model, x = Normalised(own, order, weight, bias).to(dtype).eval(), given(own, dtype)
     found = hilrp.explain(model, x, weighted, stages=None, audit="off" if dtype == torch.bfloat16 else "strict")

@@ -26,7 +26,10 @@ class _Ways(nn.Module):
 
 @pytest.mark.parametrize("reference", [None, 0.0])
 def test_that_a_model_has_run_before_changes_nothing(reference: float | None) -> None:
-    """From the second pass on it is known how deep a layer is, and what won't be needed isn't computed; a model that takes another way is run again."""
+    """From the second pass on it is known how deep a layer is, and what won't be needed isn't computed.
+
+    A model that takes another way is run again.
+    """
     torch.manual_seed(0)
     model, x = _Ways(8).eval(), torch.randn(3, 6)
     explainer = hilrp.Explainer(model, Rules(linear="bounded"), reference)

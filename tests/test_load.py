@@ -1,4 +1,7 @@
-"""`hilrp.load`: every library's models with their own preprocessing and class names; checkpoints that nobody vouches for."""
+"""`hilrp.load`: every library's models with their own preprocessing and class names.
+
+Checkpoints that nobody vouches for.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,8 @@ def test_code_in_a_folder_of_transformers_is_not_run(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     (tmp_path / "evil").mkdir()
     (tmp_path / "evil" / "config.json").write_text(
-        '{"model_type": "odd", "architectures": ["OddForImageClassification"], "auto_map": {"AutoConfig": "configuration_evil.Odd"}}'
+        '{"model_type": "odd", "architectures": ["OddForImageClassification"], "auto_map": {"AutoConfig": '
+        '"configuration_evil.Odd"}}'
     )
     (tmp_path / "evil" / "configuration_evil.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')\nOdd = None\n")
     monkeypatch.setattr("builtins.input", lambda *a: "y")

@@ -1,4 +1,7 @@
-"""Published models with and without a connection: at once an error, from the cache, from a hub of one's own, through a proxy."""
+"""Published models with and without a connection.
+
+At once an error, from the cache, from a hub of one's own, through a proxy.
+"""
 
 from __future__ import annotations
 

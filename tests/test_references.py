@@ -56,7 +56,10 @@ def test_a_reference_of_ones_own(vit, pictures):
 
 @pytest.mark.parametrize("family", ["resnet", "swin", "efficientvit", "crossvit"])
 def test_a_scene_without_its_object(family):
-    """The true answer is known: where the two pictures agree nothing can lie, and the object's pixels hold what the model gives for it."""
+    """The true answer is known.
+
+    Where the two pictures agree nothing can lie, and the object's pixels hold what the model gives for it.
+    """
     loaded = hilrp.load(f"zoo/{family}")
     chosen = [scene for scene in Scenes(seed=31)[:12] if len(scene.things) > 1][:3]
     labels = [scene.things[0].label for scene in chosen]

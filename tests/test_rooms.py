@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import hilrp
 
 PACKAGE = Path(hilrp.__file__).parent
@@ -75,3 +77,23 @@ def test_the_map_of_contributing_is_true() -> None:
     for row in re.findall(r"^\| `(\w+)/` \|(.*)$", table, re.MULTILINE):
         for name in re.findall(r"`(\w+(?:/\w+)*(?:\.py|/))`", row[1]):
             assert (PACKAGE / row[0] / name).exists(), f"{row[0]}/{name}"
+
+
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", document.read_text())
+    assert not [link for link in links if "://" not in link and not (document.parent / link).exists()]
+
+
+def test_the_glossary_is_short() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert len(rows) - 1 <= 40
+    assert len(set(rows)) == len(rows)

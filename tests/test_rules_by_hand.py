@@ -399,7 +399,10 @@ HYPOT = {
 
 @pytest.mark.parametrize("form", HYPOT)
 def test_hypot_by_hand(form):
-    """``y = sqrt(x^2 + c^2)``: the input has ``x^2 / y``, and ``c^2 / y`` stays with the constant; where both are zero, nothing."""
+    """``y = sqrt(x^2 + c^2)``: the input has ``x^2 / y``, and ``c^2 / y`` stays with the constant.
+
+    Where both are zero, nothing.
+    """
     x, c = torch.randn(2, 3, 4, dtype=F64), torch.randn(3, 4, dtype=F64)
     x[0, 0, 0] = c[0, 0] = 0
     found = explain(lambda t: HYPOT[form](t, c), x, itemised=True)

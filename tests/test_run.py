@@ -125,11 +125,10 @@ def test_an_image_that_is_none_is_a_row(scenes, tmp_path):
 def test_pictures_of_several_sizes(tmp_path, monkeypatch):
     """A model that takes them as they are explains each by itself."""
     (tmp_path / "own_model.py").write_text(
-        "import torch, numpy as np\n"
-        "def make():\n"
-        "    torch.manual_seed(0)\n"
-        "    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 3))\n"
-        "    return model.eval(), lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255, ['a', 'b', 'c']\n"
+        "import torch, numpy as np\ndef make():\n    torch.manual_seed(0)\n    model = "
+        "torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), "
+        "torch.nn.Flatten(), torch.nn.Linear(4, 3))\n    return model.eval(), lambda image: "
+        "torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255, ['a', 'b', 'c']\n"
     )
     monkeypatch.chdir(tmp_path)
     for i, size in enumerate(((20, 30), (40, 20), (20, 30))):

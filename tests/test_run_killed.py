@@ -1,4 +1,7 @@
-"""Runs that are killed: workers, drivers, and everything at once. What is there in the end is what an undisturbed run writes."""
+"""Runs that are killed: workers, drivers, and everything at once.
+
+What is there in the end is what an undisturbed run writes.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def test_taking_an_object_away_changes_what_it_covered_and_nothing_else(scenes):
     for scene in scenes[:60]:
         for thing in scene.things:
             changed = (scene.without(thing.label) != scene.image).any(2)
-            # Edges are smooth: the tip of a point fades out over two pixels, and what lies behind an edge shines through.
+            # Edges are smooth: the tip of a point fades out over two pixels, and what lies behind an edge shines
+            # through.
             edges = [grown(t.mask) & grown(~t.mask) for t in scene.things if t is not thing]
             assert not (changed & ~np.any([grown(grown(thing.mask)), *edges], axis=0)).any()
             assert changed[thing.mask].mean() > 0.97

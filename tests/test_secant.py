@@ -251,7 +251,10 @@ def test_nothing_breaks_where_input_and_reference_agree(name, scale):
 
 
 def test_saturated_units():
-    """Far out a sigmoid is flat to the last digit, and a softmax is one: no relevance, and nothing that isn't a number."""
+    """Far out a sigmoid is flat to the last digit, and a softmax is one.
+
+    No relevance, and nothing that isn't a number.
+    """
     x, x0 = torch.tensor([[40.0, -200.0, 90.0]]), torch.tensor([[60.0, -100.0, -90.0]])
     for function in (torch.sigmoid, lambda t: t.softmax(-1) * t, F.gelu, lambda t: (t / 100).exp().log()):
         found = explain(function, x, x0)
@@ -262,7 +265,10 @@ def test_saturated_units():
 
 
 def test_quadratic_functions_are_integrated_gradients():
-    """Of products of linear maps the mean over the straight path is the midpoint: captum's integral has the same value, pixel by pixel."""
+    """Of products of linear maps the mean over the straight path is the midpoint.
+
+    Captum's integral has the same value, pixel by pixel.
+    """
     model = Apply(lambda x: ((x @ A) * (x @ B)).sum((1, 2))[:, None])
     x, x0 = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 5, 6, dtype=torch.float64)
     theirs = IntegratedGradients(model).attribute(x, x0, target=0, n_steps=50)
@@ -302,7 +308,10 @@ def test_bounded_rule_by_hand(bound, relative):
 
 
 def test_the_bound_grows_with_depth():
-    """Four layers of one unit: at depths 0, 1/3, 2/3 and 1; with exact_from 0.8 the bounds are 2, 1 + 1/(1 - 1/2.4), 1 + 1/(1 - 2/2.4), none."""
+    """Four layers of one unit: at depths 0, 1/3, 2/3 and 1.
+
+    With exact_from 0.8 the bounds are 2, 1 + 1/(1 - 1/2.4), 1 + 1/(1 - 2/2.4), none.
+    """
 
     class Layers(nn.Module):
         def __init__(self):

@@ -1,4 +1,7 @@
-"""Every operation of the table relative to references that are small, zero, or equal to the input: the pixels hold the difference."""
+"""Every operation of the table relative to references that are small, zero, or equal to the input.
+
+The pixels hold the difference.
+"""
 
 from __future__ import annotations
 
@@ -418,7 +421,10 @@ BY_HAND = {
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 @pytest.mark.parametrize("form", BY_HAND)
 def test_a_norm_by_hand_has_the_form_of_torchs(form, scale):
-    """Whichever way the divisor is written, and however large the input is beside the reference: torch's norms have a form of their own."""
+    """Whichever way the divisor is written, and however large the input is beside the reference.
+
+    Torch's norms have a form of their own.
+    """
     generator = torch.Generator().manual_seed(6)
     x, g = (torch.randn(2, 5, 6, dtype=torch.float64, generator=generator) for _ in range(2))
     x = x * scale

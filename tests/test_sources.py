@@ -82,7 +82,8 @@ def test_a_file_that_moves_stays_in(copy):
 
 def test_what_is_there_for_type_checkers_does_not_count(copy):
     (copy / "errors.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import hilrp.cli\nelse:\n    import hilrp.pages.parts\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import hilrp.cli\nelse:\n    import "
+        "hilrp.pages.parts\n"
     )
     found = reached("hilrp.util.errors", package=copy)
     assert "hilrp.pages.parts" in found

@@ -1,4 +1,7 @@
-"""Targets beside classes: embeddings, views, regions, detections, pictures with captions. Books close, values are those of a plain formula."""
+"""Targets beside classes: embeddings, views, regions, detections, pictures with captions.
+
+Books close, values are those of a plain formula.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,10 @@ def test_a_region_is_explained_by_what_it_sees():
 
 
 def test_norms_of_a_cosine_are_held_fixed(encoder):
-    """The paper's identity rule: with the norm in the graph the relevance would sum to zero, since the cosine has no scale."""
+    """The paper's identity rule.
+
+    With the norm in the graph the relevance would sum to zero, since the cosine has no scale.
+    """
     vector = torch.randn(embedding_of(encoder(X)).shape[1], dtype=torch.float64)
     norm = encoder(X).detach().norm(dim=1)
     cosine = hilrp.explain(encoder, X, Cosine(vector), "epsilon", stages=None)
@@ -173,7 +179,10 @@ def test_contradictions():
 
 @pytest.mark.parametrize("rules", ["hilrp", "secant"])
 def test_the_surest_query(rules):
-    """Of each sample the query with the largest logit of the class; also relative to a reference, where another is the surest."""
+    """Of each sample the query with the largest logit of the class.
+
+    Also relative to a reference, where another is the surest.
+    """
     with torch.no_grad():
         logits = Detector().eval()(X)["logits"]
     found = hilrp.explain(Detector().eval(), X, Detection(None, [2, 0]), rules)
@@ -193,7 +202,8 @@ def test_what_is_drawn_around():
     assert box[0].nonzero().amax(0).tolist() == [15, 39]
 
 
-# Pictures with captions --------------------------------------------------------------------------------------------------
+# Pictures with captions
+# --------------------------------------------------------------------------------------------------
 
 
 def clip(kind):

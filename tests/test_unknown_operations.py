@@ -1,4 +1,7 @@
-"""Each way in which an operation can be unknown is named, under every preset, in explain, audit and coverage; and can be registered."""
+"""Each way in which an operation can be unknown is named, under every preset, in explain, audit and coverage.
+
+And can be registered.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,8 @@ def test_a_small_error_is_named_as_well():
             hilrp.explain(make(Nearly.apply), picture(), 1, rules)
 
 
-# Registered functions ---------------------------------------------------------------------------------------------------
+# Registered functions
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rules", PRESETS)
@@ -215,7 +219,8 @@ def test_a_registered_function_after_a_write_in_place():
     torch.testing.assert_close(found.relevance, expected.relevance, rtol=1e-9, atol=1e-11)
 
 
-# A user's rule comes first ----------------------------------------------------------------------------------------------
+# A user's rule comes first
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["relu", "abs", "leaky_relu", "square", "amax", "log_softmax"])
@@ -246,7 +251,8 @@ def test_every_rule_of_the_table_has_a_form_relative_to_a_reference():
         rule_for("mine", lambda call: call.run(), users=True)
 
 
-# Leaks --------------------------------------------------------------------------------------------------------------------
+# Leaks
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_what_leaks_is_blamed():

@@ -85,7 +85,8 @@ def test_a_stage_whose_shape_does_not_tell_where_its_channels_are():
     found = hilrp.explain(loaded.model, loaded.batch([Image.fromarray(scene.image)]), scene.things[0].label)
     stage = found.stages["layers.0"][0]
     assert stage.shape == (32, 32)
-    # What is summed over 4 x 4 pixels is nearly the map of the patches; summed over the wrong axis it is nothing like it.
+    # What is summed over 4 x 4 pixels is nearly the map of the patches; summed over the wrong axis it is nothing like
+    # it.
     pixels = found.map[0].unflatten(0, (32, 4)).unflatten(2, (32, 4)).sum((1, 3))
     alike = torch.corrcoef(torch.stack([stage.flatten(), pixels.flatten()]))[0, 1]
     assert float(alike) > 0.6

@@ -149,7 +149,8 @@ def test_training_learns(name, training, batch):
     assert 0 <= measured <= 1
 
 
-# What was trained --------------------------------------------------------------------------------------------------------
+# What was trained
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,10 @@ def test_the_shortcut_is_what_its_card_says():
 
 
 def test_captions_find_their_object(objects):
-    """The map of a caption lies on the object that it names, and not on others; the towers are a classifier of the classes."""
+    """The map of a caption lies on the object that it names, and not on others.
+
+    The towers are a classifier of the classes.
+    """
     measuring = script("measure_targets")
     loaded = hilrp.load("zoo/towers")
     towers = loaded.texts.model

@@ -1,7 +1,7 @@
 """What must hold of every explanation, whatever the model: the properties that random models are checked for.
 
-A finding is a property that doesn't hold. Models that no method could decompose in floating point are left out by criteria that are
-computed from the plain model alone (`Plain.reason`), never from an explanation.
+A finding is a property that doesn't hold. Models that no method could decompose in floating point are left out by
+criteria that are computed from the plain model alone (`Plain.reason`), never from an explanation.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ def score_of(case: Case, output: Tensor) -> Tensor:
 
 
 def gradient_times_input(case: Case, at: Any = None) -> list[Tensor] | None:
-    """Of the plain model, by autograd; ``at``: the gradient at the input, times the difference to this. ``None`` if torch can't."""
+    """Of the plain model, by autograd; ``at``: the gradient at the input, times the difference to this.
+
+    ``None`` if torch can't.
+    """
     leaves = [t.detach().clone().requires_grad_() for t in tensors(case.x)]
     own = tuple(leaf * 1 for leaf in leaves)
     try:
@@ -271,7 +274,7 @@ def check_same(kind: str, one: Any, other: Any, score: Tensor | None = None, los
 
 
 def references(x: Any, generator: torch.Generator) -> dict[str, Any]:
-    """Zeros, another input, the input darkened, and one that is the input but for a few elements, and in its first sample altogether."""
+    """Zeros, another input, the input darkened, and the input but for a few elements (none in its first sample)."""
 
     def noise(t: Tensor) -> Tensor:
         return torch.randn(t.shape, dtype=t.dtype, generator=generator)

@@ -1,4 +1,7 @@
-"""torch's own samples of every operation, as models: in every form that the operation has, on operands in several layouts."""
+"""torch's own samples of every operation, as models.
+
+In every form that the operation has, on operands in several layouts.
+"""
 
 from __future__ import annotations
 
@@ -44,24 +47,31 @@ SAMPLES = 40
 FORMS = ("function", "method", "in place", "in place through a view", "out=")
 LAYOUTS = ("as it is", "transposed", "strided", "channels-last")
 CARRIERS = ("first", "others", "all")
-#: How samples come: one in a batch of one; two, one after the other; or along the first axis of the operand, where they are apart.
+#: How samples come: one in a batch of one; two, one after the other; or along the first axis of the operand, where they
+#: are apart.
 BATCHES = ("one", "two", "along")
 
-#: Operations of one operand whose epsilon relevance is gradient x input: linear maps, selections, and what is homogeneous of degree one.
+#: Operations of one operand whose epsilon relevance is gradient x input: linear maps, selections, and what is
+#: homogeneous of degree one.
 HOMOGENEOUS = frozenset(
-    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d sum mean nansum avg_pool1d avg_pool2d avg_pool3d "
-    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d add sub rsub neg mul matmul mm bmm mv dot einsum relu leaky_relu prelu abs "
-    "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax amin median quantile kthvalue topk "
-    "sort view reshape view_as reshape_as flatten unflatten ravel squeeze unsqueeze contiguous clone positive expand expand_as "
-    "broadcast_to roll flip permute transpose t T mT movedim select unbind diagonal chunk split split_with_sizes tensor_split narrow "
-    "pixel_shuffle pixel_unshuffle channel_shuffle gather index_select take_along_dim unfold repeat tile rot90 cat hstack vstack "
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d sum mean nansum avg_pool1d "
+    "avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d add sub rsub neg mul matmul "
+    "mm bmm mv dot einsum relu leaky_relu prelu abs max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d amax amin median quantile kthvalue topk sort view reshape view_as "
+    "reshape_as flatten unflatten ravel squeeze unsqueeze contiguous clone positive expand expand_as broadcast_to "
+    "roll flip permute transpose t T mT movedim select unbind diagonal chunk split split_with_sizes tensor_split "
+    "narrow pixel_shuffle pixel_unshuffle channel_shuffle gather index_select take_along_dim unfold repeat tile "
+    "rot90 cat hstack vstack "
     "stack where masked_fill index_fill cumsum addmm baddbmm lerp".split()
 )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which call of an operation: by number of the operation and its sample, form, layout, what is explained, and how samples come."""
+    """Which call of an operation.
+
+    By number of the operation and its sample, form, layout, what is explained, and how samples come.
+    """
 
     operation: str
     sample: int
@@ -236,7 +246,10 @@ def model_of(choice: Choice) -> Case:
 
 
 def _apart(model: nn.Module, x: Tensor, output: Tensor) -> bool:
-    """Whether each sample of the output depends on its own of the input alone: in plain passes that change one sample each."""
+    """Whether each sample of the output depends on its own of the input alone.
+
+    In plain passes that change one sample each.
+    """
     for i in range(len(x)):
         other = x.clone()
         other[i] = other[i].flip(0) * 0.9 + 0.1 if other[i].ndim else other[i] * 0.9

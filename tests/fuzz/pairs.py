@@ -1,4 +1,7 @@
-"""Programs checked in pairs: in place and out of place, batched and alone, itemised and in total, plain and with a dead branch."""
+"""Programs checked in pairs.
+
+In place and out of place, batched and alone, itemised and in total, plain and with a dead branch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Random programs: a list of steps over registers, from which a model that writes in place and its functional twin are made."""
+"""Random programs.
+
+A list of steps over registers, from which a model that writes in place and its functional twin are made.
+"""
 
 from __future__ import annotations
 
@@ -170,8 +173,8 @@ class InPlace:
 class Functional:
     """The same registers without writing to anything.
 
-    Memory that is written to is kept in pieces: what was there, and each thing that was written. A register is put together from
-    the pieces that it shows, so that a part which nobody wrote to is just what it was.
+    Memory that is written to is kept in pieces: what was there, and each thing that was written. A register is put
+    together from the pieces that it shows, so that a part which nobody wrote to is just what it was.
     """
 
     def __init__(self, x: Tensor) -> None:

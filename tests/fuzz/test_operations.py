@@ -1,4 +1,7 @@
-"""torch's samples of every operation of the table: a seeded part. `make fuzz` goes on from there, with a budget of time."""
+"""torch's samples of every operation of the table: a seeded part.
+
+`make fuzz` goes on from there, with a budget of time.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The page of `hilrp serve`: pictures, models, explanations and comparisons, for several people at once.
 
-`pictures`, `models`, `predictions`, `sessions`, `desk` and `actions` hold what happens, without a word of Gradio; `blocks` is what is on the page, and `server` what is
-sent to the browser. Pictures and results stay in memory and are forgotten with the tab that they belong to.
+`pictures`, `models`, `predictions`, `sessions`, `desk` and `actions` hold what happens, without a word of Gradio;
+`blocks` is what is on the page, and `server` what is sent to the browser. Pictures and results stay in memory and are
+forgotten with the tab that they belong to.
 """
 
 #: Names of this machine for itself.

@@ -43,7 +43,8 @@ class _Page:
             title="HiLRP", analytics_enabled=False, delete_cache=(600, 86400), fill_width=True
         ) as self.blocks:
             gr.HTML(
-                '<div id="head"><b>HiLRP</b> What in the picture speaks for the prediction, and where every part of the score went. '
+                '<div id="head"><b>HiLRP</b> What in the picture speaks for the prediction, and where every part of '
+                "the score went. "
                 "Pictures stay on this machine and are forgotten when the tab is closed.</div>"
             )
             with gr.Row():

@@ -17,7 +17,8 @@ class Asked:
         target, against: In the words of `hilrp explain`.
         rules: A preset.
         reference: What relevance is relative to, by name.
-        checkpoint, classes: The files that the weights and the names of the classes are from, where they are somebody's own.
+        checkpoint, classes: The files that the weights and the names of the classes are from, where they are somebody's
+            own.
     """
 
     target: str

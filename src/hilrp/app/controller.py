@@ -42,7 +42,10 @@ class Desk:
         self.model(session, self.models.first)
 
     def upload(self, session: Session, files: Sequence[Path]) -> list[str]:
-        """Adds the pictures in files that were sent, and deletes the files. Returns what is wrong with those that aren't pictures."""
+        """Adds the pictures in files that were sent, and deletes the files.
+
+        Returns what is wrong with those that aren't pictures.
+        """
         problems, before = [], session.picture
         for file in files:
             try:
@@ -130,7 +133,10 @@ class Desk:
             self.explain(session)
 
     def ask(self, session: Session, **changes: str | None) -> None:
-        """Explains something else; what can't be explained is not kept: else the page would say one thing and show another."""
+        """Explains something else; what can't be explained is not kept.
+
+        Else the page would say one thing and show another.
+        """
         before = {name: getattr(session, name) for name in changes}
         try:
             for name, value in changes.items():

@@ -23,7 +23,8 @@ class Models:
 
     Attributes:
         device: Where they are put.
-        own: The model that `hilrp serve` was started with, whose name may be a function or a folder: whoever starts it may run what he likes.
+        own: The model that `hilrp serve` was started with, whose name may be a function or a folder: whoever starts it
+            may run what he likes.
         checkpoint, classes: The files that its weights and the names of its classes are from.
     """
 
@@ -40,7 +41,10 @@ class Models:
         return self.own.name if self.own is not None else f"{ZOO}/swin"
 
     def names(self) -> list[str]:
-        """Those that are there: the operator's, and the zoo. Published ones are typed, since their weights have to be fetched."""
+        """Those that are there: the operator's, and the zoo.
+
+        Published ones are typed, since their weights have to be fetched.
+        """
         own = [] if self.own is None else [self.own.name]
         return list(dict.fromkeys([*own, *(f"{ZOO}/{name}" for name in library(ZOO).trained())]))
 
@@ -78,5 +82,6 @@ class Models:
         place = name.partition("/")[2] if name.partition("/")[0] in (ZOO, *LIBRARIES) else name
         if is_factory(name) or any(Path(each).exists() or Path(each).is_absolute() for each in (name, place) if each):
             raise InputError(
-                f"{name}: functions and folders can't be opened from the page. Start the page with it: hilrp serve --model {name}"
+                f"{name}: functions and folders can't be opened from the page. Start the page with it: hilrp serve "
+                f"--model {name}"
             )

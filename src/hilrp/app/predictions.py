@@ -90,7 +90,10 @@ def _regions(loaded: Loaded, logits: Tensor, x: Tensor) -> list[Choice]:
 
 
 def _box(there: Tensor, x: Tensor) -> str:
-    """Left, top, right and bottom of where something is, in pixels of the input; the whole picture, if it is nowhere."""
+    """Left, top, right and bottom of where something is, in pixels of the input.
+
+    The whole picture, if it is nowhere.
+    """
     (rows, columns), (height, width) = there.shape, x.shape[-2:]
     down, across = there.any(1).nonzero().flatten().tolist(), there.any(0).nonzero().flatten().tolist()
     if not down:

@@ -36,8 +36,9 @@ from hilrp.app.sessions import Sessions
 
 #: The browser is told to ask nobody else for anything, whatever Gradio's page would like.
 _POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-ancestors 'self'; form-action 'self'; base-uri 'self'"
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "frame-ancestors 'self'; form-action 'self'; base-uri 'self'"
 )
 #: Of one file that is sent: checkpoints are large.
 _LARGEST = "4gb"
@@ -115,7 +116,8 @@ def make_app(models: Models, uploads: Path, host: str = "127.0.0.1") -> FastAPI:
         pwa=False,
         mcp_server=False,
     )
-    # Gradio checks that the files of a request were sent with it only once a page is launched, which a mounted one never is.
+    # Gradio checks that the files of a request were sent with it only once a page is launched, which a mounted one
+    # never is.
     blocks.has_launched = True
     return mounted
 
@@ -153,7 +155,8 @@ def serve(models: Models, host: str, port: int, ready: Callable[[str], None]) ->
         port: The port; 0 for any that is free.
         ready: Is told the address.
     """
-    # Once it is shut down, uvicorn raises again the signal that stopped it; by default SIGTERM would leave no time to clean up.
+    # Once it is shut down, uvicorn raises again the signal that stopped it; by default SIGTERM would leave no time to
+    # clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="hilrp-serve-") as folder, suppress(KeyboardInterrupt):
         app = make_app(models, Path(folder), host)
@@ -164,7 +167,8 @@ def serve(models: Models, host: str, port: int, ready: Callable[[str], None]) ->
             socket = server.config.bind_socket()
         except SystemExit as error:
             raise InputError(
-                f"--host {host} --port {port}: can't be listened to. Is something else running there, or is it not an address of this machine? --port 0 takes a free port."
+                f"--host {host} --port {port}: can't be listened to. Is something else running there, or is it not an "
+                "address of this machine? --port 0 takes a free port."
             ) from error
         socket.listen()
         number = socket.getsockname()[1]

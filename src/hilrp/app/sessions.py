@@ -34,7 +34,8 @@ class Session:
         pictures: By their tokens.
         picture: The chosen one.
         loaded: The chosen model.
-        checkpoint, classes: The files that its weights and the names of its classes are from, where they are somebody's own.
+        checkpoint, classes: The files that its weights and the names of its classes are from, where they are somebody's
+            own.
         files: Files that were sent and not yet read.
         own: Models with weights of the user's own, by what they are called on the page.
         prediction: What it says of the picture.
@@ -65,7 +66,8 @@ class Session:
         """Adds a picture and chooses it."""
         if len(self.pictures) >= PICTURES:
             raise InputError(
-                f"{picture.name}: there are {PICTURES} pictures already. Take one away, or use `hilrp explain` for whole folders."
+                f"{picture.name}: there are {PICTURES} pictures already. Take one away, or use `hilrp explain` for "
+                "whole folders."
             )
         self.pictures[picture.token] = self.picture = picture
 

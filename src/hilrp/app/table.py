@@ -42,8 +42,10 @@ def comparison_table(
     if waiting:
         more = f"Now {find(waiting[0]).title}; {len(found)} of {len(found) + len(waiting)} are done."
     return (
-        f'<div class="compared"><p><b>{escape(result.title)}</b>, {escape(result.about)}. {escape(more)}</p><table><tr>{head}</tr>{rows}</table>'
-        f"<p>{known} Sum / score: what the map adds up to, of methods whose values have signs. Passes: the time in plain forward and backward passes of the model, one run.</p></div>"
+        f'<div class="compared"><p><b>{escape(result.title)}</b>, {escape(result.about)}. '
+        f"{escape(more)}</p><table><tr>{head}</tr>{rows}</table>"
+        f"<p>{known} Sum / score: what the map adds up to, of methods whose values have signs. Passes: the time in "
+        "plain forward and backward passes of the model, one run.</p></div>"
     )
 
 

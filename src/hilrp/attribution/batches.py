@@ -1,7 +1,8 @@
 """Explaining an input part by part: in batches of a given size, or of one that fits into memory.
 
-Samples don't see each other in a model that can be explained, so that the explanations of the parts are those of the whole. Cut are the tensors of the input whose
-first axis is that of the samples, what the target holds for each of them, and a reference that is given.
+Samples don't see each other in a model that can be explained, so that the explanations of the parts are those of the
+whole. Cut are the tensors of the input whose first axis is that of the samples, what the target holds for each of them,
+and a reference that is given.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from hilrp.util.nested import map_tensors, tensors
 
 #: How many samples go through the model at once: all, as many as that, or as many as fit into memory.
 Batch = int | Literal["auto"] | None
-#: What ``"auto"`` begins with on a processor. More at once is no faster there, and Linux rather ends a process than tell it that memory is short.
+#: What ``"auto"`` begins with on a processor. More at once is no faster there, and Linux rather ends a process than
+#: tell it that memory is short.
 _PROCESSOR = 32
 
 
@@ -57,8 +59,9 @@ def in_batches(
             found = explain(_asked(question, seen), _relative(settled, question, seen))
         except Exception as error:
             error.add_note(
-                f"The input is explained in parts: this one is of the samples {seen.start} to {seen.stop - 1} of {count}, and they are counted from its first. A function as the target is given "
-                "the output of one part at a time; give classes as target=labels."
+                f"The input is explained in parts: this one is of the samples {seen.start} to {seen.stop - 1} of "
+                f"{count}, and they are counted from its first. A function as the target is given the output of one "
+                "part at a time; give classes as target=labels."
             )
             raise
         return found if seen == part else found[part.start - seen.start : part.stop - seen.start]
@@ -84,7 +87,8 @@ def _check(batch: Any) -> None:
     whole = isinstance(batch, Integral) and not isinstance(batch, bool)
     if not (batch is None or (isinstance(batch, str) and batch == "auto") or (whole and batch >= 1)):
         raise InputError(
-            f'batch={batch!r}: give how many samples to explain at once, 1 or more, "auto" for as many as fit into memory, or None for all.'
+            f'batch={batch!r}: give how many samples to explain at once, 1 or more, "auto" for as many as fit into '
+            "memory, or None for all."
         )
 
 
@@ -105,13 +109,14 @@ def _as_many_as_fit(
         return found
     shapes = ", ".join(str(tuple(t.shape)) for t in tensors(question.x))
     instead = (
-        'let blocks run again (Explainer(checkpoint="auto"))'
+        'let blocks run again (Explainer(recompute="auto"))'
         if reference is None
         else "take rules that need no reference"
     )
     raise TooLargeError(
-        f"Memory doesn't suffice to explain the input of shape {shapes}, not even one sample at a time ({reason.rstrip('.')}). Give a smaller one (a lower resolution), "
-        f"run the model in bfloat16 (torch.autocast), {instead}, or use a device with more memory."
+        f"Memory doesn't suffice to explain the input of shape {shapes}, not even one sample at a time "
+        f"({reason.rstrip('.')}). Give a smaller one (a lower resolution), run the model in bfloat16 "
+        f"(torch.autocast), {instead}, or use a device with more memory."
     )
 
 
@@ -121,7 +126,10 @@ def _of_sample(t: Tensor, batch: int) -> bool:
 
 
 def _window(part: slice, question: Question) -> slice:
-    """A part with as many of its neighbours as it takes to have another length than an input that is held fixed: that would be taken for samples."""
+    """A part with as many of its neighbours as it takes to have another length than an input that is held fixed.
+
+    That would be taken for samples.
+    """
     count = question.batch
     held = {len(t) for t in tensors(question.x) if t.ndim and t.is_floating_point() and not _of_sample(t, count)}
     length = part.stop - part.start

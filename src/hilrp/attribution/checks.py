@@ -27,7 +27,10 @@ def tolerance(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
 
 
 def tf32() -> tuple[bool, bool]:
-    """Whether torch multiplies, and convolves, in TF32 on a GPU. Where the caller has used the newer names of these settings, the older raise."""
+    """Whether torch multiplies, and convolves, in TF32 on a GPU.
+
+    Where the caller has used the newer names of these settings, the older raise.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     if hasattr(cudnn, "conv"):
         return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
@@ -42,14 +45,15 @@ def zero_score(score: Tensor) -> str | None:
     sample = int(small.nonzero()[0])
     value = float(score[sample])
     return (
-        f"The score of sample {sample} is {'zero' if value == 0 else f'{value:.1g}, too small to be divided up'}: there is nothing to "
-        "decompose. (A classifier whose head is initialised with zeros does this, and so do an empty image and a contrast of a "
-        "class with itself: load trained weights, choose another target, or leave the sample out.)"
+        f"The score of sample {sample} is {'zero' if value == 0 else f'{value:.1g}, too small to be divided up'}: "
+        "there is nothing to decompose. (A classifier whose head is initialised with zeros does this, and so do an "
+        "empty image and a contrast of a class with itself: load trained weights, choose another target, or leave "
+        "the sample out.)"
     )
 
 
 def ordinary(x: Any) -> Any:
-    """The input with tensors of torch's own class in place of a subclass's (torchvision's ``Image``), and of views that only note a sign."""
+    """The input as tensors of torch's own class, not of a subclass (torchvision's ``Image``), with signs resolved."""
     if all(type(t) in (Tensor, nn.Parameter) and not t.is_neg() for t in tensors(x)):
         return x
     return map_tensors(lambda t: t.as_subclass(Tensor).resolve_neg(), x)
@@ -65,7 +69,8 @@ def check_input(x: Any) -> int:
         check_storage(t, "The input")
     if isinstance(x, Mapping) and not all(isinstance(name, str) for name in x):
         raise InputError(
-            f"The input is a mapping with the keys {list(x)}: its names are those of the model's arguments. Use strings, or a tuple of inputs."
+            f"The input is a mapping with the keys {list(x)}: its names are those of the model's arguments. Use "
+            "strings, or a tuple of inputs."
         )
     found = [t for t in tensors(x) if t.is_floating_point()]
     if not found:
@@ -78,8 +83,8 @@ def check_input(x: Any) -> int:
             kind = type(item if type(item).__name__ == "ndarray" else x).__name__
             remedy = f"make one of it with {_REMEDIES[kind]}" if kind in _REMEDIES and len(x) else remedy
         raise InputError(
-            f"The input ({types}) holds no floating-point tensor. Pass what the model takes: a float tensor [B,C,H,W], a tuple of "
-            f"inputs, or a mapping of keyword inputs; {remedy}."
+            f"The input ({types}) holds no floating-point tensor. Pass what the model takes: a float tensor "
+            f"[B,C,H,W], a tuple of inputs, or a mapping of keyword inputs; {remedy}."
         )
     for t in found:
         if t.ndim and t.shape[0] == 0:
@@ -103,7 +108,10 @@ _COMPLEX = "give the model torch.view_as_real(x), and let it begin with torch.vi
 
 
 def check_storage(t: Tensor, name: str) -> None:
-    """Raises for tensors that don't hold their values as ordinary ones do: there is no relevance of values that aren't there."""
+    """Raises for tensors that don't hold their values as ordinary ones do.
+
+    There is no relevance of values that aren't there.
+    """
     if t.is_nested:
         reason, remedy = "is a nested tensor", "explain its samples one by one, or pad them to one shape"
     elif t.is_meta:
@@ -122,20 +130,26 @@ def check_storage(t: Tensor, name: str) -> None:
 
 
 def _check_positional(x: Sequence[Any], batch: int) -> None:
-    """What is given by position for each sample is to be explained. By keyword a model may also be given what is held fixed."""
+    """What is given by position for each sample is to be explained.
+
+    By keyword a model may also be given what is held fixed.
+    """
     for i, part in enumerate(x):
         for t in tensors(part):
             if t.is_complex() and t.ndim:
                 raise InputError(
-                    f"Input {i} ({t.dtype}, shape {tuple(t.shape)}) can't be explained: relevance is that of real numbers. To explain it, {_COMPLEX} "
+                    f"Input {i} ({t.dtype}, shape {tuple(t.shape)}) can't be explained: relevance is that of real "
+                    f"numbers. To explain it, {_COMPLEX} "
                     'or hold it fixed by naming the inputs, x={"pixel_values": ..., "spectrum": ...}.'
                 )
         whole = (t for t in tensors(part) if not (t.is_floating_point() or t.is_complex()))
         fixed = next((t for t in whole if t.ndim > 1 or t.shape == (batch,)), None)
         if fixed is not None:
             raise InputError(
-                f"Input {i} ({fixed.dtype}, shape {tuple(fixed.shape)}) can't be explained: there is no gradient of whole numbers. To hold it fixed, name the inputs, "
-                'x={"pixel_values": ..., "input_ids": ...} with the names of the model\'s arguments, or wrap the model in one that holds it. For the relevance of words '
+                f"Input {i} ({fixed.dtype}, shape {tuple(fixed.shape)}) can't be explained: there is no gradient of "
+                "whole numbers. To hold it fixed, name the inputs, "
+                'x={"pixel_values": ..., "input_ids": ...} with the names of the model\'s arguments, or wrap the '
+                "model in one that holds it. For the relevance of words "
                 "beside that of pixels: hilrp.texts.Joint, or ImageText for a model of two towers."
             )
 

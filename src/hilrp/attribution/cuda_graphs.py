@@ -1,7 +1,8 @@
 """Explanations recorded as CUDA graphs.
 
-At small batches a GPU waits for Python between its kernels. A graph of the whole explanation, forward, backward and books, is launched as one. It is recorded when
-inputs of the same form come for the second time: the first run, as it always was, is what it warms up with.
+At small batches a GPU waits for Python between its kernels. A graph of the whole explanation, forward, backward and
+books, is launched as one. It is recorded when inputs of the same form come for the second time: the first run, as it
+always was, is what it warms up with.
 """
 
 from __future__ import annotations
@@ -110,7 +111,10 @@ class Recorder(Generic[_Result]):
         self.failure: str | None = None
 
     def same_model(self) -> bool:
-        """Whether the model is as it was when this was last asked. If it isn't, what was recorded of it is forgotten."""
+        """Whether the model is as it was when this was last asked.
+
+        If it isn't, what was recorded of it is forgotten.
+        """
         with self._lock:
             if self._snapshot is not None and self._snapshot.holds():
                 return True
@@ -126,7 +130,10 @@ class Recorder(Generic[_Result]):
         return set() if self._snapshot is None else self._snapshot.devices
 
     def run(self, inputs: Any, step: Callable[[Any], _Result]) -> _Result | None:
-        """The step's result by its recording, of a model that is known to be the `same_model`; ``None`` if there is none, and the step is to be run as it is."""
+        """The step's result by its recording, of a model that is known to be the `same_model`.
+
+        ``None`` if there is none, and the step is to be run as it is.
+        """
         key = form(inputs)
         with self._lock:
             if key is None or key in self._too_large or self.failure is not None:
@@ -169,7 +176,10 @@ class Recorder(Generic[_Result]):
 
 @contextmanager
 def _never_asking() -> Iterator[None]:
-    """Raises if what runs within asks the device for numbers: a recording would fail of it, and leave torch in disorder."""
+    """Raises if what runs within asks the device for numbers.
+
+    A recording would fail of it, and leave torch in disorder.
+    """
     before, thread, asked = torch.cuda.get_sync_debug_mode(), threading.get_ident(), []
     show = warnings.showwarning
 
@@ -194,7 +204,10 @@ def _never_asking() -> Iterator[None]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collects garbage now and not within: an earlier graph in it, freed while another is recorded, would spoil that one."""
+    """Collects garbage now and not within.
+
+    An earlier graph in it, freed while another is recorded, would spoil that one.
+    """
     with _RECORDING:  # collection is the whole process's
         gc.collect()
         before = gc.isenabled()
@@ -207,13 +220,18 @@ def _no_collection() -> Iterator[None]:
 
 
 def _end_recording() -> None:
-    """A recording that fails leaves torch's random generator in the belief that it is recorded; one that succeeds ends that."""
+    """A recording that fails leaves torch's random generator in the belief that it is recorded.
+
+    One that succeeds ends that.
+    """
     with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
 
 
 def form(inputs: Any) -> Hashable | None:
-    """What must be the same for a recording to be used: names, shapes, types, devices, what isn't a tensor, and how torch is told to compute.
+    """What must be the same for a recording to be used.
+
+    Names, shapes, types, devices, what isn't a tensor, and how torch is told to compute.
 
     ``None`` if there is something among the inputs that nobody knows how to compare.
     """

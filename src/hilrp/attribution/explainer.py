@@ -20,7 +20,7 @@ from hilrp.attribution.plain_passes import Comparison, Findings, samples_mix
 from hilrp.attribution.references import DEFAULT, Question, Reference, find
 from hilrp.attribution.stages import find_stages, of_stage
 from hilrp.engine import messages
-from hilrp.engine.recompute import find_checkpoints
+from hilrp.engine.recompute import find_recomputed
 from hilrp.method.call import KnownLayers
 from hilrp.method.ledger import OTHERS, Books, Ledger, Site
 from hilrp.method.rules import Rules
@@ -52,18 +52,21 @@ def explain(
         model: Any PyTorch vision model, in evaluation mode. It is not changed.
         x: The input ``[B,C,H,W]``, preprocessed as the model expects; a tuple of positional inputs, or a mapping of
             keyword inputs (``{"pixel_values": x}``).
-        target: What to explain: ``None`` for the predicted class, a class index, one per sample, one of `hilrp.targets`, or a
-            function of the model's output that returns one scalar per sample.
+        target: What to explain: ``None`` for the predicted class, a class index, one per sample, one of
+            `hilrp.targets`, or a function of the model's output that returns one scalar per sample.
         rules: A preset's name or a `Rules`.
-        reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``, ``"blurred"``, a number, an
-            input like ``x``, one of `hilrp.references`, a function of a `Question` that returns a list of such inputs (``lambda question: [question.x * 0]``), or a list of several to average over. The pixels then hold
-            ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score; the rules ``"secant"`` then take ``"mean"``.
+        reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``,
+            ``"blurred"``, a number, an input like ``x``, one of `hilrp.references`, a function of a `Question` that
+            returns a list of such inputs (``lambda question: [question.x * 0]``), or a list of several to average over.
+            The pixels then hold ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score;
+            the rules ``"secant"`` then take ``"mean"``.
         audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
-        stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several streams (the branches of
-            CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
+        stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several
+            streams (the branches of CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
         itemised: Keep the books per operation, not only in total. Slower.
-        batch: How many samples are explained at once: ``None`` for all, a number, or ``"auto"`` for as many as fit into memory (where they don't, half as many, and so on). The
-            result is the same, unless samples see each other; functions of the user's (a target, a reference) are given each part in turn.
+        batch: How many samples are explained at once: ``None`` for all, a number, or ``"auto"`` for as many as fit into
+            memory (where they don't, half as many, and so on). The result is the same, unless samples see each other;
+            functions of the user's (a target, a reference) are given each part in turn.
 
     Example:
         >>> import torch, hilrp
@@ -78,18 +81,23 @@ def explain(
 class Explainer:
     """A model with a rule set, ready to explain many inputs. See `explain` for the arguments.
 
-    The first explanation of a model calls it some more times without a graph, also on changed inputs: what is explained is compared with what the model does
-    (`audit="off"` leaves that out). What was found is remembered for the model as long as it lives.
+    The first explanation of a model calls it some more times without a graph, also on changed inputs: what is explained
+    is compared with what the model does (`audit="off"` leaves that out). What was found is remembered for the model as
+    long as it lives.
 
-    An explainer keeps nothing between calls but which layers and how many classes the model has, which batch fitted into memory, and recordings, if it is told to make them. It may be used from several threads.
+    An explainer keeps nothing between calls but which layers and how many classes the model has, which batch fitted
+    into memory, and recordings, if it is told to make them. It may be used from several threads.
 
-    With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes, types) come for the second time, and replayed
-    from then on: at small batches a GPU else waits for Python. Values of weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens
-    only in the recording, as do warnings about its operations; a model that asks the device for numbers while it runs can't be recorded, and runs as without it, with a note. Targets are
-    classes and contrasts; others run as without it. A recording keeps the memory that it needs.
+    With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes,
+    types) come for the second time, and replayed from then on: at small batches a GPU else waits for Python. Values of
+    weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens only
+    in the recording, as do warnings about its operations; a model that asks the device for numbers while it runs can't
+    be recorded, and runs as without it, with a note. Targets are classes and contrasts; others run as without it. A
+    recording keeps the memory that it needs.
 
-    With ``checkpoint="auto"`` the repeated blocks of a model (or the modules of a list of paths) keep their inputs alone, and run again in the backward pass: very deep models and
-    large pictures then need memory for one block at a time, and a third more time. Rules with a reference don't go with it.
+    With ``recompute="auto"`` the repeated blocks of a model (or the modules of a list of paths) keep their inputs
+    alone, and run again in the backward pass: very deep models and large pictures then need memory for one block at a
+    time, and a third more time. Rules with a reference don't go with it.
 
     Example:
         >>> import torch, hilrp
@@ -107,7 +115,7 @@ class Explainer:
         stages: str | Sequence[str] | None = "auto",
         itemised: bool = False,
         compile: bool = False,
-        checkpoint: str | Sequence[str] | None = None,
+        recompute: str | Sequence[str] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
@@ -128,10 +136,11 @@ class Explainer:
         self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
-        self._checkpoints = find_checkpoints(self.model, checkpoint)
-        if self._checkpoints and (self.reference is not None or self.rules.linear == "bounded"):
+        self._recomputed = find_recomputed(self.model, recompute)
+        if self._recomputed and (self.reference is not None or self.rules.linear == "bounded"):
             raise InputError(
-                f'checkpoint={checkpoint!r} goes with rules without a reference and without a bound, which need to see all of a model at once. Use rules="hilrp" or batch="auto".'
+                f"recompute={recompute!r} goes with rules without a reference and without a bound, which need to "
+                'see all of a model at once. Use rules="hilrp" or batch="auto".'
             )
         self._layers: tuple[Any, KnownLayers] | None = None
         self._classes: int | None = None
@@ -183,8 +192,8 @@ class Explainer:
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
         if plain.mixed or OTHERS in ledger.entries:
             notes[
-                "samples see each other: each score was propagated alone, and what landed on other samples is the entry "
-                f"`{OTHERS}`. Explained in other batches, the samples have other maps"
+                "samples see each other: each score was propagated alone, and what landed on other samples is the "
+                f"entry `{OTHERS}`. Explained in other batches, the samples have other maps"
             ] = batch
         unchecked = [*plain.unchecked, *(f"what an audit would have raised ({error})" for error in found.problems)]
         if unchecked:
@@ -265,7 +274,10 @@ class Explainer:
         return found
 
     def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, ...] | None:
-        """What a recording takes, where there can be one: what a target that is a function does on the host, nobody knows."""
+        """What a recording takes, where there can be one.
+
+        What a target that is a function does on the host, nobody knows.
+        """
         if self._recorder is None or callable(target) or not all(t.is_cuda for t in tensors((x, reference))):
             return None
         if not self._recorder.same_model():
@@ -305,7 +317,7 @@ class Explainer:
         def run(layers: KnownLayers | None) -> Pass:
             return Pass(
                 self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers,
-                self._checkpoints if inspect is None else frozenset(),
+                self._recomputed if inspect is None else frozenset(),
             )  # fmt: skip
 
         known = self._layers
@@ -409,13 +421,14 @@ class Explainer:
         # Leaks of single operations sum to what is missing, unless it went where no operation was seen.
         if abs(largest) >= _BLAMED * max(abs(missing), float(found.difference.abs())):
             reason = (
-                f" The largest leak is at `{worst}`: {largest:.4g}. If it is an operation of your own, correct its rule "
-                "(hilrp.register); if it is one of torch's, please report it."
+                f" The largest leak is at `{worst}`: {largest:.4g}. If it is an operation of your own, correct its "
+                "rule (hilrp.register); if it is one of torch's, please report it."
             )
         else:
             reason = (
-                " No operation that hilrp saw leaks as much: relevance was lost or made where it doesn't look (a hook on a tensor "
-                "that changes gradients, code that hides from it). hilrp.audit(model, x) lists what it saw."
+                " No operation that hilrp saw leaks as much: relevance was lost or made where it doesn't look (a "
+                "hook on a tensor that changes gradients, code that hides from it). hilrp.audit(model, x) lists what "
+                "it saw."
             )
         if gross > 1000 * float(ledger.score[sample].abs()):
             reason = (
@@ -437,7 +450,8 @@ class Explainer:
         def inspect(site: Site, tensor: Tensor) -> None:
             if bool(tensor.isnan().any()):
                 raise ModelError(
-                    f"NaN first appears at `{site}`. Check the scale of the input, or use a wider type (float32, float64)."
+                    f"NaN first appears at `{site}`. Check the scale of the input, or use a wider type (float32, "
+                    "float64)."
                 )
 
         try:
@@ -457,12 +471,14 @@ def _asked(reference: Reference, question: Question) -> list[Any]:
         if isinstance(error, HilrpError):
             raise
         raise InputError(
-            f"The reference {reference!r} raised {type(error).__name__}: {error}. A function as a reference is given a hilrp.references.Question and returns a list of inputs like "
-            "question.x: reference=lambda question: [question.x * 0]."
+            f"The reference {reference!r} raised {type(error).__name__}: {error}. A function as a reference is given "
+            "a hilrp.references.Question and returns a list of inputs like question.x: reference=lambda question: "
+            "[question.x * 0]."
         ) from error
     if not isinstance(found, (list, tuple)):
         raise InputError(
-            f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda question: [question.x * 0]."
+            f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda "
+            "question: [question.x * 0]."
         )
     return list(found)
 

@@ -37,13 +37,15 @@ class Explanation:
         target: The explained class of each sample, ``[B]``, where the target is a class.
         against: The classes that they are contrasted with, ``[B]``, where the target is a contrast.
         output: The model's own output.
-        stages: Name -> relevance map of that stage, ``[B,h,w]``; of a stage with several streams, the others are ``name[1]``, ...
+        stages: Name -> relevance map of that stage, ``[B,h,w]``; of a stage with several streams, the others are
+            ``name[1]``, ...
         trace: Name -> sum of relevance at that stage (or stream) / score, ``[B]``, from the input to the last stage.
         ledger: Where every unit of relevance went.
         rules: The rules that were used.
         tolerance: How far books may be from closing, by the precision of the pass.
         notes: What the engine found worth saying, with counts (for instance even splits).
-        reference: What relevance is relative to, in the form of the input, where there is such a thing; of several, their mean.
+        reference: What relevance is relative to, in the form of the input, where there is such a thing; of several,
+            their mean.
         unchecked: What could make the map wrong and was not ruled out; where that is nothing, a map can be *valid*.
     """
 
@@ -175,7 +177,7 @@ class Explanation:
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
     ) -> list[Path]:
-        """Writes ``path.npz`` (arrays), of images ``path.png`` (`plot`), and last ``path.json`` (figures, with ``facts`` of yours).
+        """Writes ``path.npz`` (arrays), of images ``path.png`` (`plot`), and last ``path.json`` (figures, your ``facts``).
 
         With several inputs the arrays are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears
         whole or not at all. Returns their paths.

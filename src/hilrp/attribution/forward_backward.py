@@ -34,7 +34,9 @@ _FLOAT16_SEED = 4096.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an explanation leaves: relevance, the books, and what was found on the way. See `Explanation` for most of it.
+    """What an explanation leaves: relevance, the books, and what was found on the way.
+
+    See `Explanation` for most of it.
 
     Attributes:
         sums: Stage -> sum of relevance per sample; ``maps``: stage -> map.
@@ -46,7 +48,8 @@ class Outcome:
         read_outs: Where the model read numbers out of tensors that depend on the input.
         strangers: Tensors that came in without having been seen being made, with where they were used.
         problems: What a strict audit would have raised.
-        target_reads: Whether the target is a function of the user's that reads numbers out of the output, and not only which class it is.
+        target_reads: Whether the target is a function of the user's that reads numbers out of the output, and not only
+            which class it is.
     """
 
     relevance: Any
@@ -85,7 +88,7 @@ class Pass:
         inspect: Called with the output of each operation.
         reference: What relevance is relative to, in the form of the input.
         layers: What was found of the model's layers when it ran before.
-        checkpoints: Modules that run again in the backward pass, by identity.
+        recomputed: Modules that run again in the backward pass, by identity.
 
     Attributes:
         score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
@@ -109,7 +112,7 @@ class Pass:
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
         layers: KnownLayers | None = None,
-        checkpoints: frozenset[int] = frozenset(),
+        recomputed: frozenset[int] = frozenset(),
     ) -> None:
         self.books = books
         self.sums: dict[str, Tensor] = {}
@@ -122,7 +125,7 @@ class Pass:
         self._lengths = {t.shape[1] for t in tensors(x) if t.ndim == 2}
         relative = reference is not None
         self.engine = engine = Engine(
-            model, rules, books, on_problem, self._capture, relative, inspect, layers, checkpoints
+            model, rules, books, on_problem, self._capture, relative, inspect, layers, recomputed
         )
         with torch.inference_mode(False), torch.enable_grad(), as_written(), autocast_without_cache():
             self._leaves = map_tensors(self._leaf, x)
@@ -149,7 +152,7 @@ class Pass:
         if layers is None and engine.layers.count:
             engine.layers.settle(live_layers(score.grad_fn))
         self._graph, self.score = score, score.detach()
-        self.dtypes = self._dtypes(checkpoints)
+        self.dtypes = self._dtypes(recomputed)
         self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against
         self._chosen = None if found.classes is None else Checked(found.classes, found.against)
@@ -160,10 +163,10 @@ class Pass:
         engine.release()
         books.seed = _FLOAT16_SEED if torch.float16 in engine.dtypes else 1.0
 
-    def _dtypes(self, checkpoints: frozenset[int]) -> set[torch.dtype]:
+    def _dtypes(self, recomputed: frozenset[int]) -> set[torch.dtype]:
         """The types that the score was computed in: of several, those on the way from the input to it."""
         met = self.engine.dtypes
-        if len(met) == 1 or checkpoints:  # of modules that run again the graph shows the outside alone
+        if len(met) == 1 or recomputed:  # of modules that run again the graph shows the outside alone
             return met
         nodes = graph_nodes(self._graph.grad_fn)
         found = {data.dtype for node in nodes for data in getattr(node, "_input_metadata", ()) if data is not None}
@@ -192,12 +195,13 @@ class Pass:
                 raise
             if "modified by an inplace operation" in str(error):
                 raise ModelError(
-                    "The model writes to a tensor of its own that it has multiplied with what depends on the input, and that the backward pass "
-                    f"needs as it was ({error}). Write to a copy of it (clone()), or let the model make a new one."
+                    "The model writes to a tensor of its own that it has multiplied with what depends on the input, "
+                    f"and that the backward pass needs as it was ({error}). Write to a copy of it (clone()), or let "
+                    "the model make a new one."
                 ) from error
             raise ModelError(
-                f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient checkpointing, turn it "
-                "off: what it runs again in the backward pass, the engine doesn't see."
+                f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient "
+                "checkpointing, turn it off: what it runs again in the backward pass, the engine doesn't see."
             ) from error
         given = {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
         relevance = map_tensors(
@@ -271,7 +275,8 @@ class Pass:
                 return
             relevance = value * (g / books.seed)
             sums[name] = relevance.flatten(1).sum(1).double()
-            # A model keeps to one order: a stage whose shape doesn't tell it (32 channels of 32 x 32) goes by the others.
+            # A model keeps to one order: a stage whose shape doesn't tell it (32 channels of 32 x 32) goes by the
+            # others.
             known = next((last for last in order if last is not None), None)
             found = to_map(relevance, image, known) if image is not None and not words else None
             if found is not None:
@@ -281,7 +286,9 @@ class Pass:
 
 
 def input_names(model: nn.Module, x: Any) -> list[str]:
-    """What the inputs of a model are called in its books: as the model says (``input_names``), by their keywords, or by their place.
+    """What the inputs of a model are called in its books.
+
+    As the model says (``input_names``), by their keywords, or by their place.
 
     Example:
         >>> input_names(nn.Identity(), torch.zeros(1, 3, 8, 8)), input_names(nn.Identity(), (torch.zeros(1, 3, 8, 8), torch.zeros(1, 5)))
@@ -317,8 +324,9 @@ def _check_score(engine: Engine, score: Tensor) -> None:
         return
     if engine.tracker.varies(score):
         raise ModelError(
-            "The score depends on the input only through gates (softmax, log, reciprocals, rounding), which keep the relevance that "
-            "reaches them. Explain what goes into the last of them: for instance the logit instead of its softmax."
+            "The score depends on the input only through gates (softmax, log, reciprocals, rounding), which keep the "
+            "relevance that reaches them. Explain what goes into the last of them: for instance the logit instead of "
+            "its softmax."
         )
     raise ModelError(
         "The score does not depend on the input: the output is constant, or the model computes it without torch, under "

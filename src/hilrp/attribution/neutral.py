@@ -26,15 +26,15 @@ _BATCH = 16
 class Neutral:
     """A plain colour whose score is about zero: then the pixels hold the score itself.
 
-    Of a bank of colours, whose scores are computed once for a model, the one nearest to the image's mean is taken among those whose score
-    is small enough. If there is none, it is looked for between two colours whose scores have opposite signs; if all have the same, the
-    colour with the smallest score is taken.
+    Of a bank of colours, whose scores are computed once for a model, the one nearest to the image's mean is taken among
+    those whose score is small enough. If there is none, it is looked for between two colours whose scores have opposite
+    signs; if all have the same, the colour with the smallest score is taken.
 
     Attributes:
         small: How small: as a part of the score that is explained.
         steps: How often the way between two colours is halved.
-        mean, std: What the model's preprocessing subtracts and divides by; by default what timm says of the model, and else what is
-            usual for photographs (ImageNet's).
+        mean, std: What the model's preprocessing subtracts and divides by; by default what timm says of the model, and
+            else what is usual for photographs (ImageNet's).
     """
 
     small: float = 0.03

@@ -1,7 +1,10 @@
-"""An explanation beside plain passes of the same model: is the score the model's, the reference's score, and each sample's its own?
+"""An explanation beside plain passes of the same model.
 
-The ledger shows that relevance was neither lost nor made. It can't show that what was decomposed is what the model computes. Plain passes
-can, without a graph and without the engine: they run when a model is first explained, and again where there is reason to doubt.
+Is the score the model's, the reference's score, and each sample's its own?
+
+The ledger shows that relevance was neither lost nor made. It can't show that what was decomposed is what the model
+computes. Plain passes can, without a graph and without the engine: they run when a model is first explained, and again
+where there is reason to doubt.
 """
 
 from __future__ import annotations
@@ -125,8 +128,8 @@ class Comparison:
     def _compare(self, first: bool, related: bool, unknown: bool, mixing: bool, findings: Findings) -> bool:
         """Runs the model, and says whether tensors from elsewhere are known to be constants.
 
-        On the input last, so that what it keeps of a call is of that one; not where the reference alone was asked for, which can be
-        at every call.
+        On the input last, so that what it keeps of a call is of that one; not where the reference alone was asked for,
+        which can be at every call.
         """
         if related:
             self._check_reference(findings)
@@ -153,7 +156,10 @@ class Comparison:
             return score_of(output, target, self.batch).value.detach()
 
     def _scale(self, score: Tensor, output: Any) -> Tensor:
-        """What differences are relative to, for each sample: the score, or the size of most scores that it is one of."""
+        """What differences are relative to, for each sample.
+
+        The score, or the size of most scores that it is one of.
+        """
         scale = torch.maximum(self.found.score.abs(), score.abs()).double().nan_to_num(0.0, 0.0, 0.0)
         if callable(self.target):
             return scale
@@ -166,7 +172,10 @@ class Comparison:
         return ~(same | ((a - b).abs() <= self.found.limit * scale))
 
     def _other_logits(self, plain: Any, explained: Any) -> Tensor:
-        """Where any class has another score than in the explained output, by sample: the next question may be about that one."""
+        """Where any class has another score than in the explained output, by sample.
+
+        The next question may be about that one.
+        """
         ours, theirs = (logits_of(each).detach().reshape(self.batch, -1).double() for each in (explained, plain))
         if ours.shape != theirs.shape:
             return torch.ones(self.batch, dtype=torch.bool, device=ours.device)
@@ -346,7 +355,7 @@ def _circumstances(model: nn.Module, x: Any) -> Hashable:
 
 
 def _output(model: nn.Module, x: Any) -> Any:
-    """What the model returns without the engine, in inference or, where it needs gradients (hooks on them), with those."""
+    """What the model returns without the engine; with gradients only where it needs them (hooks on them)."""
     with torch.inference_mode(False), as_written(), autocast_without_cache():
         try:
             with torch.no_grad():

@@ -71,7 +71,10 @@ def draw(
 
 
 def displayable(image: np.ndarray) -> np.ndarray:
-    """A preprocessed image ``[C,H,W]`` as a picture ``[H,W,3]``: stretched to the range of its own values, all channels alike."""
+    """A preprocessed image ``[C,H,W]`` as a picture ``[H,W,3]``.
+
+    Stretched to the range of its own values, all channels alike.
+    """
     channels = image[:3] if image.shape[0] >= 3 else np.repeat(image[:1], 3, 0)
     low, high = float(channels.min()), float(channels.max())
     picture: np.ndarray = ((channels - low) / (high - low or 1.0)).transpose(1, 2, 0)
@@ -90,7 +93,10 @@ def overlay(axis, picture: np.ndarray, relevance: np.ndarray) -> None:  # type: 
 
 
 def blend(picture: np.ndarray, relevance: np.ndarray) -> np.ndarray:
-    """The picture ``[H,W,3]`` in pale grey, with relevance laid over it: the stronger, the more opaque. Lightly smoothed."""
+    """The picture ``[H,W,3]`` in pale grey, with relevance laid over it: the stronger, the more opaque.
+
+    Lightly smoothed.
+    """
     smooth = max(1, min(relevance.shape) // 48)
     kernel = np.hanning(2 * smooth + 3)[1:-1]
     kernel /= kernel.sum()

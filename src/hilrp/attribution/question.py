@@ -36,7 +36,8 @@ class Question:
         """The input with its images changed; whatever else the model is given stays."""
         if not any(is_image(t) for t in tensors(self.x)):
             raise InputError(
-                "The input holds no images [B,C,H,W], of which this reference could be made. Give a number, or an input like x, as the reference."
+                "The input holds no images [B,C,H,W], of which this reference could be made. Give a number, or an "
+                "input like x, as the reference."
             )
         return map_tensors(lambda t: change(t.detach()).to(t) if is_image(t) else t, self.x)
 

@@ -1,8 +1,8 @@
 """References: what an explanation is relative to.
 
-Relevance relative to a reference ``x0`` sums to ``f(x) - f(x0)`` over the pixels. Which question that answers depends on ``x0``: what
-makes this picture score higher than a grey one, than its own blurred self, than a healthy scan? `Neutral` looks for a plain colour
-whose score is about zero, so that the pixels hold the score itself.
+Relevance relative to a reference ``x0`` sums to ``f(x) - f(x0)`` over the pixels. Which question that answers depends
+on ``x0``: what makes this picture score higher than a grey one, than its own blurred self, than a healthy scan?
+`Neutral` looks for a plain colour whose score is about zero, so that the pixels hold the score itself.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Given:
             value = value.expand_as(x)
         if value.shape != x.shape:
             raise InputError(
-                f"reference has the shape {tuple(value.shape)}, the input {tuple(x.shape)}: give one like the input, or one sample."
+                f"reference has the shape {tuple(value.shape)}, the input {tuple(x.shape)}: give one like the input, "
+                "or one sample."
             )
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise InputError("reference holds values that aren't finite (NaN or infinite).")
@@ -123,7 +124,8 @@ class Colour:
         if mean is None or std is None:
             raise InputError(
                 f"reference: what the colour {self.value} is after the model's preprocessing isn't known. Give "
-                "hilrp.references.Colour(value, mean=..., std=...), or references.Constant(value as the model takes it)."
+                "hilrp.references.Colour(value, mean=..., std=...), or references.Constant(value as the model takes "
+                "it)."
             )
         colour = self.value if isinstance(self.value, tuple) else (self.value,) * len(mean)
         if len(colour) != len(mean):

@@ -34,8 +34,8 @@ def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[st
     unknown = [name for name in stages if name not in modules]
     if unknown:
         raise InputError(
-            f"stages: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists the names; "
-            f"hilrp would choose {_automatic(model, modules)}."
+            f"stages: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists the "
+            f"names; hilrp would choose {_automatic(model, modules)}."
         )
     return list(stages)
 
@@ -60,8 +60,8 @@ def _from_feature_info(model: nn.Module, modules: dict[str, nn.Module]) -> list[
 def _from_structure(model: nn.Module) -> list[str]:
     """The blocks of a model that says nothing about itself.
 
-    Several large containers side by side are its stages (``layer1`` to ``layer4``); the children of a single one are; where
-    there is none, its largest child is looked into.
+    Several large containers side by side are its stages (``layer1`` to ``layer4``); the children of a single one are;
+    where there is none, its largest child is looked into.
     """
     path, node = "", model
     while True:
@@ -111,7 +111,9 @@ def first_map(output: object) -> Tensor | None:
 
 
 def streams(output: object) -> list[Tensor]:
-    """The feature map or token sequence in a module's output; of one that returns token sequences and nothing else, all of them.
+    """The feature map or token sequence in a module's output.
+
+    Of one that returns token sequences and nothing else, all of them.
 
     Feature maps beside another are mostly one stream: what a stage was given, or made on its way.
     """
@@ -141,7 +143,9 @@ def of_stage(path: str, names: Iterable[str]) -> list[str]:
 
 
 def channels_last(shape: Sequence[int], image: Sequence[int]) -> bool | None:
-    """Whether features ``[B,a,b,c]`` are ``[B,h,w,C]``, by the image's proportions; ``None`` if they may as well be ``[B,C,h,w]``.
+    """Whether features ``[B,a,b,c]`` are ``[B,h,w,C]``, by the image's proportions.
+
+    ``None`` if they may as well be ``[B,C,h,w]``.
 
     Example:
         >>> channels_last((1, 7, 7, 96), (224, 224)), channels_last((1, 32, 32, 32), (128, 128))
@@ -180,7 +184,10 @@ def to_features(features: Tensor, image: Sequence[int], last: bool | None = None
 
 
 def _is_grid(side: int, whole: int) -> bool:
-    """Whether patches, perhaps merged by twos, can be so many along a side of the image. Twelve queries are no grid of three by three."""
+    """Whether patches, perhaps merged by twos, can be so many along a side of the image.
+
+    Twelve queries are no grid of three by three.
+    """
     halved = {step(whole / 2**k) for k in range(1, 9) for step in (math.floor, math.ceil)}
     patches = {step(whole / size) for size in (7, 12, 14, 24, 28) for step in (math.floor, math.ceil)}
     return whole % side == 0 or side in halved | patches

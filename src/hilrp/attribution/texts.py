@@ -1,14 +1,15 @@
 """Models of pictures and words: which pixels, and which words, make up what the model says of both.
 
-A model of two towers finds a picture and a caption alike. With the caption held fixed, the picture's tower is explained by `hilrp.targets.Cosine` to the
-caption's embedding; for both at once, `ImageText` is a model of the pixels and of how much each word is there (all of it: one). The relevance of a word is then
-that of its embedding:
+A model of two towers finds a picture and a caption alike. With the caption held fixed, the picture's tower is explained
+by `hilrp.targets.Cosine` to the caption's embedding; for both at once, `ImageText` is a model of the pixels and of how
+much each word is there (all of it: one). The relevance of a word is then that of its embedding:
 
     explanation = hilrp.explain(ImageTower(model), pixels, Cosine(caption_embeddings(model, ids)))
     pair = ImageText(model, ids)
     explanation = hilrp.explain(pair, pair.inputs(pixels), similarity)
 
-`Joint` is the same for a model that takes both at once, and in which one attends to the other (BLIP's matching head, BridgeTower, ViLT):
+`Joint` is the same for a model that takes both at once, and in which one attends to the other (BLIP's matching head,
+BridgeTower, ViLT):
 
     joint = Joint(model, ids)
     explanation = hilrp.explain(joint, joint.inputs(pixels), target)
@@ -84,7 +85,8 @@ class _Worded(nn.Module):
         self._check_count(len(pixels))
         if words is not None and len(words) == 1 < len(pixels):
             raise InputError(
-                f"one row of words for {len(pixels)} pictures: give {type(self).__name__}.inputs(pixels), which has one for each."
+                f"one row of words for {len(pixels)} pictures: give {type(self).__name__}.inputs(pixels), which has "
+                "one for each."
             )
         if len(ids) == 1 and (each or (words is not None and len(words) == len(pixels))):
             ids, others = (
@@ -95,14 +97,15 @@ class _Worded(nn.Module):
             return run(ids, **others)
         if words.shape != ids.shape:
             raise InputError(
-                f"words has the shape {tuple(words.shape)}, the tokens {tuple(ids.shape)}: give {type(self).__name__}.inputs(pixels), one number for each token."
+                f"words has the shape {tuple(words.shape)}, the tokens {tuple(ids.shape)}: give "
+                f"{type(self).__name__}.inputs(pixels), one number for each token."
             )
         with _Weighed(ids, words) as weighed:
             out = run(ids, **others)
         if not weighed.met:
             raise ModelError(
-                f"{type(self.model).__name__} looks its tokens up in no torch embedding, so that words can't be told apart. Explain the picture alone: "
-                f"hilrp.explain({type(self).__name__}(...), pixels)."
+                f"{type(self.model).__name__} looks its tokens up in no torch embedding, so that words can't be told "
+                f"apart. Explain the picture alone: hilrp.explain({type(self).__name__}(...), pixels)."
             )
         return out
 
@@ -111,10 +114,10 @@ class ImageText(_Worded):
     """How alike a model of two towers finds pictures and captions: the cosine of each pair.
 
     Args:
-        model: open_clip's models, CLIP, SigLIP and their kin of transformers, the zoo's; any with ``encode_image`` and ``encode_text``, or with
-            ``get_image_features`` and ``get_text_features``.
-        ids: Token numbers ``[L]`` of one caption, or of one for each picture, ``[B,L]``; or a mapping with ``input_ids``, as tokenisers of transformers
-            return it.
+        model: open_clip's models, CLIP, SigLIP and their kin of transformers, the zoo's; any with ``encode_image`` and
+            ``encode_text``, or with ``get_image_features`` and ``get_text_features``.
+        ids: Token numbers ``[L]`` of one caption, or of one for each picture, ``[B,L]``; or a mapping with
+            ``input_ids``, as tokenisers of transformers return it.
     """
 
     def __init__(self, model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> None:
@@ -135,8 +138,9 @@ class Joint(_Worded):
 
     Args:
         model: Takes ``pixel_values`` and ``input_ids`` by keyword, as models of transformers do.
-        ids: Token numbers ``[L]`` of one text, or of one for each picture, ``[B,L]``; or a mapping with ``input_ids`` and what else the model takes, as processors of
-            transformers return it (``pixel_values`` in it are left out: they are the input).
+        ids: Token numbers ``[L]`` of one text, or of one for each picture, ``[B,L]``; or a mapping with ``input_ids``
+            and what else the model takes, as processors of transformers return it (``pixel_values`` in it are left out:
+            they are the input).
     """
 
     def __init__(self, model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> None:
@@ -166,7 +170,10 @@ def caption_embeddings(model: nn.Module, ids: Tensor | Mapping[str, Tensor]) -> 
 
 
 class _Weighed(TorchFunctionMode):
-    """Multiplies the embeddings of the tokens, where the model looks them up, by how much each is there. The model is not changed."""
+    """Multiplies the embeddings of the tokens, where the model looks them up, by how much each is there.
+
+    The model is not changed.
+    """
 
     def __init__(self, ids: Tensor, words: Tensor) -> None:
         super().__init__()
@@ -206,5 +213,6 @@ def _encoder(model: nn.Module, what: str) -> Callable[..., Tensor]:
         if callable(method):
             return lambda *args, **others: embedding_of(method(*args, **others))
     raise InputError(
-        f"{type(model).__name__} has neither encode_{what} nor get_{what}_features: it is no model of two towers, for pictures and text."
+        f"{type(model).__name__} has neither encode_{what} nor get_{what}_features: it is no model of two towers, for "
+        "pictures and text."
     )

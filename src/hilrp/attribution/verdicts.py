@@ -9,8 +9,8 @@ class Verdict(StrEnum):
     """Whether a map decomposes its score.
 
     The paper calls a map *degenerate* that arrives with next to nothing, or with many times the score, and still looks
-    plausible. Books tell two cases apart: relevance that was lost on the way, and relevance that constants of the model kept.
-    *Valid* is earned: the ledger closes, and the explanation was compared with plain passes of the model.
+    plausible. Books tell two cases apart: relevance that was lost on the way, and relevance that constants of the model
+    kept. *Valid* is earned: the ledger closes, and the explanation was compared with plain passes of the model.
     """
 
     VALID = "valid"

@@ -52,10 +52,12 @@ def bench(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
-    """Compares attribution methods: where their maps lie, what they conserve, and whether the score depends on what they mark.
+    """Compares attribution methods.
 
-    Every figure stands beside controls that look at no model. Each cell is kept, so that a run that was stopped goes on, and a new method
-    costs only its own cells. Writes index.html, report.md, report.json and manifest.json.
+    Where their maps lie, what they conserve, and whether the score depends on what they mark.
+
+    Every figure stands beside controls that look at no model. Each cell is kept, so that a run that was stopped goes
+    on, and a new method costs only its own cells. Writes index.html, report.md, report.json and manifest.json.
 
     \b
     hilrp bench                                         # four families, all methods, few images

@@ -71,8 +71,8 @@ def demo(
         )
         console.print(table)
         console.print(
-            f"Score: of the first class shown. Share: the pixels' part of it, median; residual: largest, on object: the positive relevance there, mean. "
-            f"An object covers {bell.area:.0%} of a picture."
+            "Score: of the first class shown. Share: the pixels' part of it, median; residual: largest, on object: "
+            f"the positive relevance there, mean. An object covers {bell.area:.0%} of a picture."
         )
         console.print(f"Look at {escape(str(output / 'index.html'))}", soft_wrap=True)
     if not closed:

@@ -49,7 +49,9 @@ def explain(
         str,
         typer.Option(
             help="'prediction', a class by name or index, or 'top5' for the five strongest (top1 to top10). Also: 'view' (what makes the picture and its mirror image "
-            "alike), 'text:CAPTION' (models of two towers), 'region:MASK.png:CLASS' or 'region:LEFT,TOP,RIGHT,BOTTOM:CLASS' (segmentation), 'detection:QUERY[:CLASS or side]' or 'detection:CLASS'.",
+            "alike), 'text:CAPTION' (models of two towers), 'region:MASK.png:CLASS' or "
+            "'region:LEFT,TOP,RIGHT,BOTTOM:CLASS' (segmentation), 'detection:QUERY[:CLASS or side]' or "
+            "'detection:CLASS'.",
             autocompletion=lambda: ["prediction", "top3", "top5", "view", "text:", "region:", "detection:"],
         ),
     ] = "prediction",
@@ -79,9 +81,9 @@ def explain(
 ) -> None:
     """Explains images: why the model says what it says, and how much of that is on the pixels.
 
-    Each image gets a figure (png), the arrays behind it (npz) and the facts (json); the run gets one page, index.html, that can
-    be passed on as it is. A run that was stopped goes on where it was. The default model is TinyViT-5M, of ImageNet's 1000 classes
-    (tiny_vit_5m_224.dist_in22k_ft_in1k).
+    Each image gets a figure (png), the arrays behind it (npz) and the facts (json); the run gets one page, index.html,
+    that can be passed on as it is. A run that was stopped goes on where it was. The default model is TinyViT-5M, of
+    ImageNet's 1000 classes (tiny_vit_5m_224.dist_in22k_ft_in1k).
 
     \b
     hilrp explain photo.jpg

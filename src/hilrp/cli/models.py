@@ -73,7 +73,8 @@ def _show(found: dict[str, list[str]], whole: bool) -> None:
                 console.print(f"{each}/{name}", highlight=False, markup=False, soft_wrap=True)
         elif each == "transformers":
             console.print(
-                "transformers: classifiers, segmentation models, detectors and two towers of the hub, transformers/owner/name, or in a folder"
+                "transformers: classifiers, segmentation models, detectors and two towers of the hub, "
+                "transformers/owner/name, or in a folder"
             )
         else:
             console.print(f"{each}: {len(names)} models; `hilrp models PATTERN` lists some of them", highlight=False)
@@ -88,8 +89,8 @@ def scenes(
 ) -> None:
     """Draws scenes whose truth is known: pictures, the mask of each object, and an index of what is where.
 
-    The models of the zoo were trained on scenes like these. index.json lists the objects: the picture, the class, the box (x0, y0,
-    x1, y1), the file of the mask, and the picture without that object.
+    The models of the zoo were trained on scenes like these. index.json lists the objects: the picture, the class, the
+    box (x0, y0, x1, y1), the file of the mask, and the picture without that object.
 
     \b
     hilrp scenes 8 -o scenes

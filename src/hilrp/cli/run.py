@@ -66,7 +66,8 @@ def run(
 ) -> None:
     """Explains a data set: one row of Parquet for each image, model and method.
 
-    Killed at any moment, the same command goes on where it was. An image that can't be read becomes a row with an error; the exit status is 1 if there are such, 2 if the run can't begin, 130 if you stop it. Columns: docs/run.md.
+    Killed at any moment, the same command goes on where it was. An image that can't be read becomes a row with an
+    error; the exit status is 1 if there are such, 2 if the run can't begin, 130 if you stop it. Columns: docs/run.md.
 
     \b
     hilrp run --data photos/ --model resnet50 -o out/photos
@@ -248,9 +249,12 @@ def summary(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """A page about a data set: verdicts, classes with little evidence in the object, suspected shortcuts, unusual explanations.
+    """A page about a data set.
 
-    Classes are judged from ten images on. The exit status is 1 if one is suspected to rest on a shortcut, and 2 if there is nothing to read.
+    Verdicts, classes with little evidence in the object, suspected shortcuts, unusual explanations.
+
+    Classes are judged from ten images on. The exit status is 1 if one is suspected to rest on a shortcut, and 2 if
+    there is nothing to read.
     """
     from hilrp.jobs.run.results import Results
     from hilrp.jobs.run.summary import summarise

@@ -32,8 +32,8 @@ def serve(
 ) -> None:
     """A page to look at explanations: drop a picture, click a class, look into the map.
 
-    It runs on this machine and asks no other for anything, but for weights of published models that you choose. Pictures are read into memory and
-    forgotten when the tab is closed.
+    It runs on this machine and asks no other for anything, but for weights of published models that you choose.
+    Pictures are read into memory and forgotten when the tab is closed.
 
     \b
     hilrp serve

@@ -34,7 +34,8 @@ def verify(
         Path | None,
         _folder(
             "HILRP_CHECKPOINTS",
-            "Folder with deit_tiny_patch16_224.safetensors and tiny_vit_5m_224.safetensors. Without it timm downloads them.",
+            "Folder with deit_tiny_patch16_224.safetensors and tiny_vit_5m_224.safetensors. Without it timm "
+            "downloads them.",
         ),
     ] = None,
     images: Annotated[
@@ -105,7 +106,8 @@ def _taxonomy(section: Section) -> list[Table]:
     remarks = [f"{row.name}: {row.remark}." for row in section.rows if row.remark]
     real.caption = "\n".join(
         [
-            "Errors are relative, in float64; bounds 1e-11 (conservation, leak) and 1e-10 (relevance, against a textbook on explicit matrices).",
+            "Errors are relative, in float64; bounds 1e-11 (conservation, leak) and 1e-10 (relevance, against a "
+            "textbook on explicit matrices).",
             *remarks,
         ]
     )

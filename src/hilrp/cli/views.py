@@ -42,8 +42,8 @@ def views(
 ) -> None:
     """Explains encoders without labels: which pixels make a picture and its mirror image alike.
 
-    Run with several models of one architecture, it shows how their pretraining objectives differ: where each looks, how widely, and
-    how alike their maps are. Writes index.html, report.md and report.json.
+    Run with several models of one architecture, it shows how their pretraining objectives differ: where each looks, how
+    widely, and how alike their maps are. Writes index.html, report.md and report.json.
 
     \b
     hilrp views

@@ -1,9 +1,9 @@
 """The engine: watches a model run, and gives each torch operation the rule of its primitive.
 
-A `torch.overrides.TorchFunctionMode` sees every torch call. The value is always the original function's, bit
-for bit; only the backward pass is the rule's. Nothing on the model is changed: what the engine knows about a tensor it
-keeps in a side table of its own, and constants are detached as they enter an operation, so that not even
-``requires_grad`` flags are touched. Only a custom autograd.Function that the user registers is wrapped, as long as it is.
+A `torch.overrides.TorchFunctionMode` sees every torch call. The value is always the original function's, bit for bit;
+only the backward pass is the rule's. Nothing on the model is changed: what the engine knows about a tensor it keeps in
+a side table of its own, and constants are detached as they enter an operation, so that not even ``requires_grad`` flags
+are touched. Only a custom autograd.Function that the user registers is wrapped, as long as it is.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class Engine(TorchFunctionMode):
         books: Where constants' shares are entered.
         on_problem: Called with an `AuditError` for an operation without a rule; it raises, warns or ignores.
         on_module: Called with (path, module, output) after each module.
-        relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its secant form.
+        relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its
+            secant form.
         inspect: Called with each operation's output.
         layers: What was found of the model's layers when it ran before.
-        checkpoints: Modules that run again in the backward pass, by identity.
+        recomputed: Modules that run again in the backward pass, by identity.
         tally: Where to count, if not anew.
     """
 
@@ -78,11 +79,11 @@ class Engine(TorchFunctionMode):
         relative: bool = False,
         inspect: Callable[[Site, Tensor], None] | None = None,
         layers: KnownLayers | None = None,
-        checkpoints: frozenset[int] = frozenset(),
+        recomputed: frozenset[int] = frozenset(),
         tally: Tally | None = None,
     ) -> None:
         super().__init__()
-        self._checkpoints = checkpoints
+        self._recomputed = recomputed
         self._inspect = inspect
         self.model, self.rules, self.books = model, rules, books
         again = tally is not None
@@ -138,7 +139,10 @@ class Engine(TorchFunctionMode):
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Within, numbers that are read out and tensors from elsewhere aren't told of: they are part of the question."""
+        """Within, numbers that are read out and tensors from elsewhere aren't told of.
+
+        They are part of the question.
+        """
         strangers, reads = self._strangers, self.tally.read_outs.copy()
         self._strangers = None
         try:
@@ -161,7 +165,7 @@ class Engine(TorchFunctionMode):
     def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._opaque is not None and not self._modules.is_running(self._opaque[0]):
             self._opaque = None  # it raised, and the model went on
-        if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._checkpoints):
+        if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._recomputed):
             return None
         with self._aside():
             args, copies = map_tensors(self.current, args), {}
@@ -193,7 +197,8 @@ class Engine(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if torch._C._are_functorch_transforms_active():
-            # Inside torch.vmap and its like tensors are wrapped, and can't be told apart: what comes out of it is looked at.
+            # Inside torch.vmap and its like tensors are wrapped, and can't be told apart: what comes out of it is
+            # looked at.
             return func(*args, **kwargs)
         operands = tensors((args, kwargs))
         if not operands:
@@ -275,7 +280,10 @@ class Engine(TorchFunctionMode):
         return self.tracker.has_aliases or self._functions.waiting
 
     def _depends_on_choices(self, operands: list[Tensor]) -> bool:
-        """Whether an operand depends on the input without carrying anything: a mask, an index, a table looked up by one."""
+        """Whether an operand depends on the input without carrying anything.
+
+        A mask, an index, a table looked up by one.
+        """
         if self.relative:
             return any(self.tracker.reference(t) is not None for t in operands)
         return self.tracker.has_masks and any(map(self.tracker.is_choice, operands))
@@ -301,7 +309,10 @@ class Engine(TorchFunctionMode):
         return out
 
     def _read_out(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """A call that takes values out of torch. What the model makes of them, the engine can't follow: that is told."""
+        """A call that takes values out of torch. What the model makes of them, the engine can't follow.
+
+        That is told.
+        """
         self._tell_read_out(name)
         self.tally.values_read[name] += any(t.is_floating_point() or t.is_complex() for t in tensors((args, kwargs)))
         with torch.no_grad():
@@ -338,7 +349,10 @@ class Engine(TorchFunctionMode):
     def _run_unknown(
         self, run: Callable[[], Any], func: Any, name: str, operands: list[Tensor], *, carries: bool
     ) -> Any:
-        """Runs an operation that isn't in the table: it has no rule, unless it makes masks, indices or numbers of its operands."""
+        """Runs an operation that isn't in the table.
+
+        It has no rule, unless it makes masks, indices or numbers of its operands.
+        """
         before = [writes_to(t) for t in operands]
         out = run()
         found = tensors(out)
@@ -404,7 +418,8 @@ class Engine(TorchFunctionMode):
         root = self.tracker.root(tensor)
         if root is None or self.tracker.memory(root) is root:
             return found
-        # What depends on the input is brought up to date where something is written; views of constants are so when they are used.
+        # What depends on the input is brought up to date where something is written; views of constants are so when
+        # they are used.
         return found if found is not tensor and self.tracker.varies(tensor) else in_place.refresh(self, tensor)
 
     def is_varying(self, tensor: Tensor, name: str) -> bool:
@@ -472,9 +487,9 @@ class Engine(TorchFunctionMode):
         for t, t0 in zip(tensors(out), tensors(reference), strict=True):
             if t.shape != t0.shape:
                 raise ModelError(
-                    f"The model took another way on the reference than on the input: at {self.path or '(model)'} a result has the shape "
-                    f"{tuple(t0.shape)} there and {tuple(t.shape)} here. Use a reference of the same shape, and a model whose control flow "
-                    "doesn't depend on pixel values."
+                    f"The model took another way on the reference than on the input: at {self.path or '(model)'} a "
+                    f"result has the shape {tuple(t0.shape)} there and {tuple(t.shape)} here. Use a reference of the "
+                    "same shape, and a model whose control flow doesn't depend on pixel values."
                 )
             self.tracker.refer(t, t0)
 

@@ -57,12 +57,13 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
     target = args[0]
     if name.endswith("="):
         raise ModelError(
-            f"Something in {engine.path or '(model)'} sets a tensor's `.{name} ...`, which hilrp can't follow. Make a new tensor, or write with copy_()."
+            f"Something in {engine.path or '(model)'} sets a tensor's `.{name} ...`, which hilrp can't follow. Make a "
+            "new tensor, or write with copy_()."
         )
     if engine.tracker.is_detached(target) and name not in _RESHAPE:
         raise ModelError(
-            f"`{name}` in {engine.path or '(model)'} writes to a tensor that shares its memory with another through detach() or "
-            ".data, which hilrp can't follow. Write to a clone() of it."
+            f"`{name}` in {engine.path or '(model)'} writes to a tensor that shares its memory with another through "
+            "detach() or .data, which hilrp can't follow. Write to a clone() of it."
         )
     if name == "setitem" and _is_view(args[1]):
         return _write_part(engine, target, args[1], args[2])
@@ -85,7 +86,10 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
 def run_on_copies(
     engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]
 ) -> Any:
-    """Runs a call that writes to constants on copies of them, which then stand for them: a graph may need them as they were."""
+    """Runs a call that writes to constants on copies of them, which then stand for them.
+
+    A graph may need them as they were.
+    """
     copies = {id(t): _copy(t) for t in written}
     with torch.no_grad():
         own = map_tensors(lambda t: copies.get(id(t), t), (args, kwargs))
@@ -199,8 +203,8 @@ def level_of(tracker: Tracker, view: Tensor, otherwise: Level) -> Level:
 def _levels_of(engine: Engine, root: Tensor) -> Tensor:
     """The gate level of each element of a tensor of which parts are written to, in a code.
 
-    So that a tensor whose halves are made gates one after the other is a gate in the end, and one that is partly a gate is a
-    signal, as a concatenation of both would be.
+    So that a tensor whose halves are made gates one after the other is a gate in the end, and one that is partly a gate
+    is a signal, as a concatenation of both would be.
     """
     current = engine.tracker.memory(root)
     reference, levels = engine.tracker.regions.get(id(current), (None, None))
@@ -210,8 +214,8 @@ def _levels_of(engine: Engine, root: Tensor) -> Tensor:
     return torch.full((extent,), _code(engine.tracker.info(current)), dtype=torch.int8)
 
 
-#: What is added to the level of elements that carry no relevance, and the code of those that are constants: where others carry,
-#: these have no say.
+#: What is added to the level of elements that carry no relevance, and the code of those that are constants: where
+#: others carry, these have no say.
 _FIXED, _CONSTANT = 50, 100
 
 
@@ -233,8 +237,9 @@ def _check_form(engine: Engine, view: Tensor, root: Tensor) -> None:
     """Raises where a view shows other numbers than those in memory: parts of complex ones, conjugates."""
     if view.dtype != root.dtype or view.is_conj() != root.is_conj() or view.is_neg() != root.is_neg():
         raise ModelError(
-            f"Something in {engine.path or '(model)'} writes to a complex tensor of which there is a view as real numbers or as its conjugate (real, imag, "
-            "view_as_real, conj), or to that view, which hilrp can't follow. Write to a clone() of it, or make a new one (torch.complex)."
+            f"Something in {engine.path or '(model)'} writes to a complex tensor of which there is a view as real "
+            "numbers or as its conjugate (real, imag, view_as_real, conj), or to that view, which hilrp can't "
+            "follow. Write to a clone() of it, or make a new one (torch.complex)."
         )
 
 
@@ -245,7 +250,10 @@ def _place(view: Tensor, root: Tensor) -> tuple[Any, ...]:
 def from_memory(
     engine: Engine, input: Tensor, size: Any, stride: Any, storage_offset: int | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of as_strided, which reads the memory of a tensor, be it outside of it: of a view, that of its base."""
+    """The arguments of as_strided, which reads the memory of a tensor, be it outside of it.
+
+    Of a view, that of its base.
+    """
     base = input._base
     offset = input.storage_offset() if storage_offset is None else storage_offset
     whole = input if base is None or not engine.tracker.varies(base) else base
@@ -281,7 +289,10 @@ def laid_out(
 
 
 def write(root: Tensor | None, part: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], *place: Any) -> Tensor:
-    """A copy of ``root``, laid out with ``strides``, in which the view at ``place`` holds ``part``; without a root, of ``part`` alone."""
+    """A copy of ``root``, laid out with ``strides``, in which the view at ``place`` holds ``part``.
+
+    Without a root, of ``part`` alone.
+    """
     copy = torch.empty_strided(shape, strides, dtype=part.dtype, device=part.device)
     if root is not None:
         copy.copy_(root)

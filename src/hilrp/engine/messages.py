@@ -23,20 +23,23 @@ def failed_forward(error: Exception, where: str, shapes: str) -> str:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     source = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    # The original function runs in hilrp.method.call, and the zoo's models are models; anything else of ours that raises is a defect.
+    # The original function runs in hilrp.method.call, and the zoo's models are models; anything else of ours that
+    # raises is a defect.
     if source.startswith("hilrp.") and source != "hilrp.method.call" and not source.startswith("hilrp.zoo"):
         return f"hilrp failed by itself in {where} ({source}): {type(error).__name__}: {error}. Please report this."
     return (
-        f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: {str(error).rstrip('.') or 'no reason given'}. "
-        "Check that the input has the shape, type and device that the model expects."
+        f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: "
+        f"{str(error).rstrip('.') or 'no reason given'}. Check that the input has the shape, type and device that the "
+        "model expects."
     )
 
 
 def too_large(reason: str, shapes: str) -> TooLargeError:
     """Memory doesn't suffice for what was to be explained at once."""
     return TooLargeError(
-        f'Memory doesn\'t suffice to explain an input of shape {shapes} at once ({reason.rstrip(".")}). Explain fewer samples at a time (batch="auto", or a number), '
-        'let blocks run again (Explainer(checkpoint="auto")), or run the model in bfloat16 (torch.autocast).'
+        f"Memory doesn't suffice to explain an input of shape {shapes} at once ({reason.rstrip('.')}). Explain fewer "
+        'samples at a time (batch="auto", or a number), let blocks run again (Explainer(recompute="auto")), or run '
+        "the model in bfloat16 (torch.autocast)."
     )
 
 
@@ -46,8 +49,9 @@ def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None)
         f"No rule for the operation `{name}` in {place(path, module)}: it lies on the way from the input to the score, "
         "and its raw gradient need not conserve relevance. Tell hilrp what it is:\n"
         f"    hilrp.register({_public_name(func, name)}, rule)\n"
-        'with rule "activation" if it is elementwise, "gate" or "stop" if it is a gate, "reindexing" if it moves, selects or sums, '
-        'or a function that writes it in known operations. Or let it run on its raw gradient with audit="warn".'
+        'with rule "activation" if it is elementwise, "gate" or "stop" if it is a gate, "reindexing" if it moves, '
+        "selects or sums, or a function that writes it in known operations. Or let it run on its raw gradient with "
+        'audit="warn".'
     )
 
 
@@ -72,7 +76,8 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     origin = node.name() if node is not None else "unknown"
     if origin == "BackwardHookFunctionBackward":
         return AuditError(
-            f"The module {place(path)}, or one around it, has a full backward hook (register_full_backward_hook), which may change gradients: relevance would be "
+            f"The module {place(path)}, or one around it, has a full backward hook (register_full_backward_hook), "
+            "which may change gradients: relevance would be "
             'what the hook makes of it. Remove the hook (its handle has remove()), or accept that with audit="warn".'
         )
     function = getattr(node, "_forward_cls", None)
@@ -81,11 +86,13 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
     source = "a custom autograd.Function" if custom else "code that was scripted, compiled or mapped, or an extension's"
     registered = "TheModuleClass" if function is None else function.__name__
     return AuditError(
-        f"A tensor that `{consumer}` uses in {place(path)} depends on the input through operations that hilrp did not see: "
-        f"it was made by {source} (autograd node {origin}). Its gradient isn't a conserving rule. Give it, or the module that "
-        "calls it, a rule of its own, for instance\n"
-        f'    hilrp.register({registered}, "activation")   # or a surrogate function of the same arguments (a module comes first)\n'
-        "or use the plain Python form of that code (many libraries have a switch for it), or accept the raw gradient with "
+        f"A tensor that `{consumer}` uses in {place(path)} depends on the input through operations that hilrp did not "
+        f"see: it was made by {source} (autograd node {origin}). Its gradient isn't a conserving rule. Give it, or "
+        "the module that calls it, a rule of its own, for instance\n"
+        f'    hilrp.register({registered}, "activation")   # or a surrogate function of the same arguments (a module '
+        "comes first)\n"
+        "or use the plain Python form of that code (many libraries have a switch for it), or accept the raw gradient "
+        "with "
         'audit="warn".'
     )
 
@@ -93,15 +100,17 @@ def hidden_operation(tensor: Tensor, path: str, consumer: str) -> AuditError:
 def not_given(path: str, consumer: str) -> str:
     """A module that runs again uses a tensor of the pass that it wasn't called with."""
     return (
-        f"`{consumer}` in {place(path)} uses a tensor that depends on the input and that the module around it wasn't called with (it was kept in an attribute, "
-        "or in a closure). Such a module can't run again: leave it out of checkpoint=."
+        f"`{consumer}` in {place(path)} uses a tensor that depends on the input and that the module around it wasn't "
+        "called with (it was kept in an attribute, or in a closure). Such a module can't run again: leave it out of "
+        "recompute=."
     )
 
 
 def changed_gradient(path: str) -> AuditError:
     """A hook of the model's that changes gradients."""
     return AuditError(
-        f"A hook on a tensor in {place(path)} changes gradients (register_hook): relevance would be what the hook makes of it, not what the rules say. "
+        f"A hook on a tensor in {place(path)} changes gradients (register_hook): relevance would be what the hook "
+        "makes of it, not what the rules say. "
         'Remove the hook, or accept that with audit="warn".'
     )
 
@@ -109,16 +118,17 @@ def changed_gradient(path: str) -> AuditError:
 def function_that_writes(where: str) -> AuditError:
     """A custom function that writes to its input, under an engine that has nothing written to."""
     return AuditError(
-        f"hilrp did not see into what {where} calls: a custom autograd.Function writes to its input (mark_dirty). Give the module that "
-        "calls it a rule of its own (hilrp.register), or let the function return a new tensor."
+        f"hilrp did not see into what {where} calls: a custom autograd.Function writes to its input (mark_dirty). "
+        "Give the module that calls it a rule of its own (hilrp.register), or let the function return a new tensor."
     )
 
 
 def unseen_write(tensor: Tensor, path: str, consumer: str) -> AuditError:
     """A tensor that was written to by code that the engine can't see into."""
     return AuditError(
-        f"A tensor of the shape {tuple(tensor.shape)} that `{consumer}` uses in {place(path)} was written to by code that hilrp did not "
-        "see (an extension, scripted code, another thread). Give the module that does so a rule of its own (hilrp.register), "
+        f"A tensor of the shape {tuple(tensor.shape)} that `{consumer}` uses in {place(path)} was written to by code "
+        "that hilrp did not see (an extension, scripted code, another thread). Give the module that does so a rule "
+        "of its own (hilrp.register), "
         'or let that code return a new tensor, or accept a wrong map with audit="warn".'
     )
 
@@ -126,26 +136,29 @@ def unseen_write(tensor: Tensor, path: str, consumer: str) -> AuditError:
 def unseen_origin(places: list[str]) -> AuditError:
     """Tensors that depend on the input, and that the engine did not see being made."""
     return AuditError(
-        f"Tensors that {_listed(places)} use depend on the input, but hilrp did not see how they were made: by numpy or another library, in "
-        "another thread, or by an extension. They would count as constants. Compute them with torch in the thread that runs "
-        'the model, give the module that makes them a rule of its own (hilrp.register), or accept that with audit="warn".'
+        f"Tensors that {_listed(places)} use depend on the input, but hilrp did not see how they were made: by numpy "
+        "or another library, in another thread, or by an extension. They would count as constants. Compute them with "
+        "torch in the thread that runs "
+        "the model, give the module that makes them a rule of its own (hilrp.register), or accept that with "
+        'audit="warn".'
     )
 
 
 def other_score(plain: float, explained: float, sample: int) -> AuditError:
     """The explained score isn't that of the model."""
     return AuditError(
-        f"The explained score of sample {sample} is {explained:.6g}, but the model itself gives {plain:.6g} on the same input: something in "
-        "it runs differently under hilrp (code that hilrp does not see, and that reads what was written in place; a "
-        "state that changes from call to call). Please report this if it is the model of a library."
+        f"The explained score of sample {sample} is {explained:.6g}, but the model itself gives {plain:.6g} on the "
+        "same input: something in it runs differently under hilrp (code that hilrp does not see, and that reads what "
+        "was written in place; a state that changes from call to call). Please report this if it is the model of a "
+        "library."
     )
 
 
 def other_class(plain: int, explained: int, sample: int) -> AuditError:
     """The explained class isn't the model's prediction."""
     return AuditError(
-        f"The explained class of sample {sample} is {explained}, but the model itself predicts {plain} on the same input. Give the class "
-        "as the target, and please report this if it is the model of a library."
+        f"The explained class of sample {sample} is {explained}, but the model itself predicts {plain} on the same "
+        "input. Give the class as the target, and please report this if it is the model of a library."
     )
 
 
@@ -164,8 +177,9 @@ def false_reference(
         or "something in it isn't followed there (a state that changes from call to call)"
     )
     return AuditError(
-        f"The score of sample {sample} on the reference would be {followed:.6g}, but the model itself gives {plain:.6g} there: {reason}. The "
-        "relevance would sum to a false difference. Keep those values in tensors and in this thread (torch.where instead of "
+        f"The score of sample {sample} on the reference would be {followed:.6g}, but the model itself gives "
+        f"{plain:.6g} there: {reason}. The relevance would sum to a false difference. Keep those values in tensors "
+        "and in this thread (torch.where instead of "
         '`if`, no item(), tolist() or float()), or explain without a reference (rules="hilrp").'
     )
 
@@ -216,8 +230,8 @@ def check_randomness(
         raise ModelError(f"Dropout is active in {place(path, module)}. Call model.eval() before explaining.")
     if name == "bernoulli":
         raise ModelError(
-            f"Chance is active in {place(path, module)}: `bernoulli` draws with probabilities that depend on the input. Use a threshold, or the probabilities "
-            "themselves."
+            f"Chance is active in {place(path, module)}: `bernoulli` draws with probabilities that depend on the "
+            "input. Use a threshold, or the probabilities themselves."
         )
     if name == "rrelu" and argument(3, "training", False):
         raise ModelError(
@@ -227,8 +241,8 @@ def check_randomness(
         raise ModelError(f"Attention dropout is active in {place(path, module)}. Call model.eval() before explaining.")
     if name == "batch_norm" and argument(5, "training", False):
         raise ModelError(
-            f"Batch normalisation in {place(path, module)} uses the statistics of the batch, so that samples explain each other. "
-            "Call model.eval() before explaining; a layer without running statistics can't be explained."
+            f"Batch normalisation in {place(path, module)} uses the statistics of the batch, so that samples explain "
+            "each other. Call model.eval() before explaining; a layer without running statistics can't be explained."
         )
 
 

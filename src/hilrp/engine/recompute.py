@@ -1,7 +1,10 @@
-"""Modules that run again in the backward pass, instead of keeping what their rules need: gradient checkpointing, for relevance.
+"""Modules that run again in the backward pass, instead of keeping what their rules need.
 
-Of such a module only the inputs are kept. Its first run computes values; in the backward pass it runs again under an engine of its own, whose rules and
-books are those of the first. Memory then holds one module's insides at a time, for the price of one more forward pass.
+Gradient checkpointing, for relevance.
+
+Of such a module only the inputs are kept. Its first run computes values; in the backward pass it runs again under an
+engine of its own, whose rules and books are those of the first. Memory then holds one module's insides at a time, for
+the price of one more forward pass.
 """
 
 from __future__ import annotations
@@ -26,27 +29,29 @@ if TYPE_CHECKING:
     from hilrp.engine.engine import Engine
 
 
-def find_checkpoints(model: nn.Module, checkpoint: str | Sequence[str] | None) -> frozenset[int]:
+def find_recomputed(model: nn.Module, recompute: str | Sequence[str] | None) -> frozenset[int]:
     """The modules that are to run again, by identity: a model's repeated blocks, those named by the user, or none."""
-    if checkpoint is None:
+    if recompute is None:
         return frozenset()
     modules = dict(model.named_modules())
-    if isinstance(checkpoint, str) and checkpoint == "auto":
+    if isinstance(recompute, str) and recompute == "auto":
         found = _blocks(model)
         if not found:
             raise InputError(
-                'checkpoint="auto": the model has no blocks of one class in a row, in a Sequential or a ModuleList. Name the modules that are to run again: checkpoint=["encoder.a", ...].'
+                'recompute="auto": the model has no blocks of one class in a row, in a Sequential or a ModuleList. '
+                'Name the modules that are to run again: recompute=["encoder.a", ...].'
             )
         return frozenset(map(id, found))
-    if isinstance(checkpoint, str) or not isinstance(checkpoint, Sequence):
-        raise InputError(f'checkpoint={checkpoint!r}: use "auto", a list of module paths, or None.')
-    unknown = [name for name in checkpoint if name not in modules]
+    if isinstance(recompute, str) or not isinstance(recompute, Sequence):
+        raise InputError(f'recompute={recompute!r}: use "auto", a list of module paths, or None.')
+    unknown = [name for name in recompute if name not in modules]
     if unknown:
         names = [name for name, module in modules.items() if any(module is block for block in _blocks(model))]
         raise InputError(
-            f"checkpoint: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists the names; hilrp would choose {names}."
+            f"recompute: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists "
+            f"the names; hilrp would choose {names}."
         )
-    return frozenset(id(modules[name]) for name in checkpoint)
+    return frozenset(id(modules[name]) for name in recompute)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
@@ -106,7 +111,8 @@ class _Rerun:
                 raise
             except Exception as error:
                 raise ModelError(
-                    f"`{engine.path or type(self.module).__name__}` could not run a second time: {type(error).__name__}: {error}. Leave it out of checkpoint=."
+                    f"`{engine.path or type(self.module).__name__}` could not run a second time: "
+                    f"{type(error).__name__}: {error}. Leave it out of recompute=."
                 ) from error
         found = [engine.current(t) for t in _numbers(output)]
         watch(found)
@@ -147,7 +153,8 @@ def check_unwritten(module: nn.Module, path: str, given: Iterable[Tensor]) -> No
     """Raises if a module wrote to copies of its inputs: whoever gave it the inputs would read what it wrote."""
     if any(t._version for t in given):
         raise ModelError(
-            f"`{path or type(module).__name__}` writes to its input, and can't be run again. Leave it out of checkpoint=, or take a copy of the input in it (x = x.clone())."
+            f"`{path or type(module).__name__}` writes to its input, and can't be run again. Leave it out of "
+            "recompute=, or take a copy of the input in it (x = x.clone())."
         )
 
 

@@ -117,7 +117,10 @@ class Tracker:
     def track(
         self, tensor: Tensor, level: Level, layout: Layout | None, tap: bool = False, hidden: bool = False
     ) -> None:
-        """Enters a tensor that depends on the input. The model never holds a ``tap``, which needs no keeping as a view."""
+        """Enters a tensor that depends on the input.
+
+        The model never holds a ``tap``, which needs no keeping as a view.
+        """
         info = Info(level, tensor.requires_grad, layout, writes_to(tensor), hidden)
         self._info[id(tensor)] = (weakref.ref(tensor), info)
         root = self.root(tensor)
@@ -248,7 +251,10 @@ class Tracker:
         table[key] = (weakref.ref(old, lambda _: table.pop(key, None)), new)
 
     def reshape(self, old: Tensor, new: Tensor) -> None:
-        """From now on the model's name for ``old`` means ``new``, a view of it; other views still are views of ``old``."""
+        """From now on the model's name for ``old`` means ``new``, a view of it.
+
+        Other views still are views of ``old``.
+        """
         key, table = id(old), self._reshaped
         table[key] = (weakref.ref(old, lambda _: table.pop(key, None)), new)
 

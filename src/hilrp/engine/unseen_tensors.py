@@ -1,7 +1,8 @@
 """Tensors that come into a pass without the engine having seen them being made.
 
-Most are constants: parameters, buffers, what a model keeps between calls. But what another thread, numpy or an extension made of the
-input looks the same. The engine keeps them apart, so that a second pass on another input can tell which of them depend on it.
+Most are constants: parameters, buffers, what a model keeps between calls. But what another thread, numpy or an
+extension made of the input looks the same. The engine keeps them apart, so that a second pass on another input can tell
+which of them depend on it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Strangers:
         self._held = {id(t): writes_to(t) for t in (*model.parameters(), *model.buffers())}
 
     def meet(self, tensor: Tensor, name: str, path: str) -> None:
-        """Enters a constant that is neither the model's nor made in the pass; ``name`` is the operation that uses it."""
+        """Enters a constant that is neither the model's nor made in the pass.
+
+        ``name`` is the operation that uses it.
+        """
         if self._held.get(id(tensor)) == writes_to(tensor):
             return
         if not (self._tracker.is_made(tensor) or self._tracker.is_choice(tensor)):

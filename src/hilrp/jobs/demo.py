@@ -1,7 +1,7 @@
 """The demonstration: every family of the zoo explains the same scenes, and the maps are checked against the truth.
 
-It needs no download: the models come with the package, and the scenes are drawn on the fly. Since each class has a region
-of its own in a scene, one picture is explained for two classes, and the map has to move.
+It needs no download: the models come with the package, and the scenes are drawn on the fly. Since each class has a
+region of its own in a scene, one picture is explained for two classes, and the map has to move.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Wanted:
 
     @staticmethod
     def parse(text: str, loaded: Loaded, against: str | None = None) -> Wanted:
-        """From "prediction", "top5", the name of a class or its index, "view", "text:CAPTION", "region:MASK:CLASS" or "detection:QUERY:CLASS"."""
+        """The target that a text names: "prediction", "top5", a class, "view", "text:CAPTION", "region:MASK:CLASS" and so on."""
         if (target := _other_target(text, loaded)) is not None:
             if against is not None:
                 raise InputError(f"target {text}: only a class can be contrasted with another.")
@@ -50,8 +50,9 @@ class Wanted:
         plain = text.strip().lower()
         if not loaded.classifies and (plain == "prediction" or re.fullmatch("top[0-9]+", plain)):
             raise InputError(
-                f"target {text}: {loaded.name} has no classifier, its output is a vector of features. Ask what makes two views of the picture alike to it (--target view), give the "
-                "index of a feature, or load a checkpoint with a classifier."
+                f"target {text}: {loaded.name} has no classifier, its output is a vector of features. Ask what makes "
+                "two views of the picture alike to it (--target view), give the index of a feature, or load a "
+                "checkpoint with a classifier."
             )
         if plain == "prediction":
             return Wanted(said, against=other)
@@ -106,7 +107,8 @@ def _other_target(text: str, loaded: Loaded) -> Any:
     if kind == "text":
         if loaded.texts is None:
             raise InputError(
-                f"target {text}: {loaded.name} has no text tower. Take a model of two: zoo/towers, or open_clip/ViT-B-32-quickgelu."
+                f"target {text}: {loaded.name} has no text tower. Take a model of two: zoo/towers, or "
+                "open_clip/ViT-B-32-quickgelu."
             )
         try:
             ids = loaded.texts.ids(rest)
@@ -139,7 +141,10 @@ def _region(text: str, rest: str, loaded: Loaded) -> Region:
 
 
 def _detection(text: str, rest: str, loaded: Loaded) -> Detection:
-    """A query's number, perhaps with a class or a side of the box after a colon; or a class, for the query that is surest of it."""
+    """A query's number, perhaps with a class or a side of the box after a colon.
+
+    Or a class, for the query that is surest of it.
+    """
     query, _, what = rest.partition(":")
     if not query.strip():
         raise InputError(
@@ -148,7 +153,8 @@ def _detection(text: str, rest: str, loaded: Loaded) -> Detection:
     if not re.fullmatch("[0-9]+", query.strip()):
         if what:
             raise InputError(
-                f"target {text}: {query!r} is no number of a query. Write detection:3, detection:3:cat, detection:3:left or detection:cat."
+                f"target {text}: {query!r} is no number of a query. Write detection:3, detection:3:cat, "
+                "detection:3:left or detection:cat."
             )
         return Detection(None, label=loaded.index(query))
     if what in ("left", "top", "right", "bottom"):

@@ -78,7 +78,10 @@ class _ThroughOrigin(Function):
 
 
 def through_origin(a: Tensor, y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    """`secant` of a ``f`` with ``f(0) = 0``, which runs again in the backward pass: what it keeps is ``a``, which the layer before may keep, too."""
+    """`secant` of a ``f`` with ``f(0) = 0``, which runs again in the backward pass.
+
+    What it keeps is ``a``, which the layer before may keep, too.
+    """
     return _ThroughOrigin.apply(a, y, f)
 
 
@@ -158,19 +161,25 @@ def graph_nodes(node: Any) -> Iterator[Any]:
 
 
 def bounded(y: Tensor, m: Tensor, bound: Callable[[], float], change: Tensor | None = None) -> Tensor:
-    """`redistribute` with the `kernels.least_weight` for each unit under a bound that is known when the backward pass comes by."""
+    """`redistribute` with the `kernels.least_weight` of each unit, under a bound known in the backward pass."""
     return _Bounded.apply(y, m, bound, change)
 
 
 class Signs(NamedTuple):
-    """Where the signs of values come from in the backward pass: bytes, values that are kept anyway, or a function of such."""
+    """Where the signs of values come from in the backward pass.
+
+    Bytes, values that are kept anyway, or a function of such.
+    """
 
     kept: Tensor
     f: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def known(cls, x: Tensor) -> Signs | None:
-        """Those of a tensor that can be had from what the graph keeps: the output of a layer that waits, or of an activation."""
+        """Those of a tensor that can be had from what the graph keeps.
+
+        The output of a layer that waits, or of an activation.
+        """
         node = (x if x._base is None else x._base).grad_fn
         if getattr(node, "keeps_output", False):
             return cls(x.detach())
@@ -216,8 +225,8 @@ def magnitude(x: Tensor, origin: Tensor | None = None) -> Tensor:
 def shapes_alone() -> Iterator[None]:
     """Within, the graph keeps the shapes of tensors that carry relevance, and not their values.
 
-    For maps that are linear in them: the backward pass needs no more, but that of torch's convolutions keeps the values as well. Only the map itself may run
-    within: what an absolute value or a clamp keeps is needed.
+    For maps that are linear in them: the backward pass needs no more, but that of torch's convolutions keeps the values
+    as well. Only the map itself may run within: what an absolute value or a clamp keeps is needed.
     """
     hooks = saved_tensors_hooks(_kept, _restored)
     try:
@@ -240,7 +249,8 @@ def _restored(kept: tuple[Any, ...]) -> Tensor:
         constant, version = kept
         if constant._version != version:  # torch's own check doesn't see what hooks keep
             raise RuntimeError(
-                f"a weight of the shape {tuple(constant.shape)} that is needed for the backward pass was modified by an in-place operation"
+                f"a weight of the shape {tuple(constant.shape)} that is needed for the backward pass was modified by "
+                "an in-place operation"
             )
         return constant
     shape, stride, dtype, device = kept
@@ -248,7 +258,10 @@ def _restored(kept: tuple[Any, ...]) -> Tensor:
 
 
 def standardised(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """``(x - mean) / std`` over the last axis, the mean, and ``1 / std``, in one pass: on a CPU torch's ``var`` takes ten times as long."""
+    """``(x - mean) / std`` over the last axis, the mean, and ``1 / std``, in one pass.
+
+    On a CPU torch's ``var`` takes ten times as long.
+    """
     normal, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
     return normal, mean, inverse
 

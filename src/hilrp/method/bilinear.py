@@ -30,7 +30,8 @@ def mix(call: Call) -> Tensor:
 def mixed_level(call: Call) -> Level | None:
     """Attention weights make mixed values of a signal.
 
-    ``q (softmax(k)^T v)`` is ``(q softmax(k)^T) v`` in another order: the values carry, and the query is part of the weights.
+    ``q (softmax(k)^T v)`` is ``(q softmax(k)^T) v`` in another order: the values carry, and the query is part of the
+    weights.
     """
     levels = [call.level(t) for t in call.operands if call.varies(t)]
     mixed = len(levels) > 1 and max(levels) is Level.ATTENTION and min(levels) <= Level.SIGNAL

@@ -47,7 +47,9 @@ class Level(IntEnum):
 
 
 class Reference(NamedTuple):
-    """The same call on the reference: its operands, in the order of the call's, which of them differ there, and its output.
+    """The same call on the reference.
+
+    Its operands, in the order of the call's, which of them differ there, and its output.
 
     ``choosing`` says that masks or indices that depend on the input have been met in the pass.
     """
@@ -69,7 +71,8 @@ class KnownLayers(NamedTuple):
 class Layers:
     """Counts the layers of a pass.
 
-    A layer's depth is its rank among those that the score depends on, so that a head which nobody asked for changes nothing.
+    A layer's depth is its rank among those that the score depends on, so that a head which nobody asked for changes
+    nothing.
 
     Attributes:
         expected: What was found when the model ran before, if it did.
@@ -183,7 +186,7 @@ class Call:
             return self.run(lambda t: torch.zeros_like(t) if t.requires_grad else t)
 
     def book(self, output: Tensor, constant: Tensor, kind: str) -> None:
-        """Enters, once the gradient of ``output`` is known, what a constant that was added to it keeps of its relevance."""
+        """Enters, once the gradient of ``output`` is known, what a constant in it keeps of its relevance."""
         if not output.requires_grad:
             return
         constant, write = constant.detach(), self.account(output, kind)
@@ -226,7 +229,7 @@ class Call:
 
     @property
     def fixed(self) -> list[Tensor]:
-        """Operands that depend on the input through choices alone (a mask, an index, a mask of numbers), and carry nothing."""
+        """Operands that depend on the input through choices alone (a mask, an index), and carry nothing."""
         return [t for t in self.operands if self.changes(t) and not t.requires_grad]
 
     @property

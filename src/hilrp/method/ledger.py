@@ -47,7 +47,10 @@ class UnknownLayout(Exception):
 
 
 def per_sample(c: Tensor, g: Tensor, layout: Layout | None, batch: int) -> Tensor:
-    """``sum(c * g)`` over each sample's elements, ``c`` broadcast against ``g``; the result is float64, of length ``batch``."""
+    """``sum(c * g)`` over each sample's elements, ``c`` broadcast against ``g``.
+
+    The result is float64, of length ``batch``.
+    """
     if g.is_complex():
         # With torch's convention for complex gradients, relevance is Re(conj(c) g).
         c, g = torch.view_as_real(c.to(g.dtype).resolve_conj()), torch.view_as_real(g.resolve_conj())
@@ -161,7 +164,10 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where a rule enters what its constants keep: called with a constant, and with the gradient of the sum that it is part of."""
+    """Where a rule enters what its constants keep.
+
+    Called with a constant, and with the gradient of the sum that it is part of.
+    """
 
     books: Books
     key: tuple[Site | None, str]
@@ -173,7 +179,10 @@ class Account:
         self.books._add(self.books.shares, self.key, constant, g, self.layout)
 
     def total(self, g: Tensor) -> Tensor | None:
-        """What samples have in the account so far, to be added to in place; ``None`` if their parts of ``g`` are not one after the other."""
+        """What samples have in the account so far, to be added to in place.
+
+        ``None`` if their parts of ``g`` are not one after the other.
+        """
         books = self.books
         return books.total(books.shares, self.key, g) if books.in_turn(self.layout, g) else None
 
@@ -262,7 +271,10 @@ class Ledger:
         return self._relative(self.difference.abs())
 
     def _relative(self, amount: Tensor) -> Tensor:
-        """An amount relative to the score; with a reference, to the larger of the two scores, since either may be zero."""
+        """An amount relative to the score.
+
+        With a reference, to the larger of the two scores, since either may be zero.
+        """
         scale = self.score.abs()
         if REFERENCE in self.entries:
             scale = torch.maximum(scale, self.entries[REFERENCE].abs())
@@ -287,7 +299,10 @@ class Ledger:
 
     @property
     def contrast(self) -> Tensor:
-        """How large what is explained is, beside the larger of score and reference's score; without a reference, one."""
+        """How large what is explained is, beside the larger of score and reference's score.
+
+        Without a reference, one.
+        """
         if REFERENCE not in self.entries:
             return torch.ones_like(self.score)
         scale = torch.maximum(self.score.abs(), self.entries[REFERENCE].abs())

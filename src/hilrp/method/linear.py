@@ -75,8 +75,8 @@ def bounded(call: Call) -> Tensor:
 class Bound:
     """The bound of a layer.
 
-    The largest gamma that a bound allows, ``2 / (bound - 1)``, falls from the first layer on in a straight line to zero, where the rule
-    becomes exact.
+    The largest gamma that a bound allows, ``2 / (bound - 1)``, falls from the first layer on in a straight line to
+    zero, where the rule becomes exact.
     """
 
     place: Place

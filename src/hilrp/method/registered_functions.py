@@ -1,7 +1,8 @@
 """Custom autograd functions that the user has given a rule.
 
-torch tells nobody of ``Function.apply``. So while a rule is registered for such a class, its ``forward`` is wrapped: under an engine it
-says what it was called with, and the engine puts the rule on its output when that is used. Without an engine it runs as it is.
+torch tells nobody of ``Function.apply``. So while a rule is registered for such a class, its ``forward`` is wrapped:
+under an engine it says what it was called with, and the engine puts the rule on its output when that is used. Without
+an engine it runs as it is.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def register(
         )
     if not is_module and not is_function and not _is_torchs(target):
         raise InputError(
-            f"hilrp.register: {target!r} is no torch function, nn.Module class or autograd.Function class. Calls of other "
-            "Python functions can't be seen; register the class of the module that makes them."
+            f"hilrp.register: {target!r} is no torch function, nn.Module class or autograd.Function class. Calls of "
+            "other Python functions can't be seen; register the class of the module that makes them."
         )
     if isinstance(rule, str):
         if rule not in KINDS:

@@ -26,7 +26,10 @@ def native(call: Call) -> Any:
 
 
 def average_pool(call: Call) -> Tensor:
-    """Average pooling. torch's backward is wrong on CUDA for overlapping windows in channels-last order (seen in 2.11)."""
+    """Average pooling.
+
+    Torch's backward is wrong on CUDA for overlapping windows in channels-last order (seen in 2.11).
+    """
     x = call.argument(0, "input")
     if not x.is_cuda or x.is_contiguous():
         y: Tensor = call.run()
@@ -35,7 +38,10 @@ def average_pool(call: Call) -> Tensor:
 
 
 def unpool(call: Call) -> Tensor:
-    """max_unpool: where several values go to one place, the one that is there in the end gets its relevance; equal ones share it."""
+    """max_unpool: where several values go to one place, the one that is there in the end gets its relevance.
+
+    Equal ones share it.
+    """
     return linearised(spread(call).run(), call.value())
 
 
@@ -97,10 +103,12 @@ def affine(call: Call, kind: str = "constant") -> Any:
 
 
 def placed(call: Call) -> tuple[Call, Any]:
-    """An affine call and its result; a call that writes to places by index becomes a selection from what was there and what is written.
+    """An affine call and its result.
 
-    Of several writes to one place the last counts, but torch's backward gives all of them their part. (On a GPU torch doesn't say which
-    is the last.)
+    A call that writes to places by index becomes a selection from what was there and what is written.
+
+    Of several writes to one place the last counts, but torch's backward gives all of them their part. (On a GPU torch
+    doesn't say which is the last.)
     """
     numbers = [t for t in call.operands if t.is_floating_point() or t.is_complex()]
     plain = call.kwargs.get("reduce") is None and not (

@@ -29,9 +29,10 @@ class Rules:
             backward pass.
         linear: ``"gamma"`` (sign-aware), ``"bounded"`` (the same with a gamma of its own for each unit), ``"epsilon"``,
             ``"zplus"`` or ``"gamma_weights"`` (gamma on positive weights, as the paper prints it).
-        bound: Of ``"bounded"``: how many times as much relevance a unit of the first layer may hand out, in size, as it gets.
-        exact_from: Of ``"bounded"``: the depth, from 0 to 1, from which on units may hand out whatever they do without a gamma. In between the
-            bound grows.
+        bound: Of ``"bounded"``: how many times as much relevance a unit of the first layer may hand out, in size, as it
+            gets.
+        exact_from: Of ``"bounded"``: the depth, from 0 to 1, from which on units may hand out whatever they do without
+            a gamma. In between the bound grows.
         attention: Without a reference, what a product of two input-dependent factors does: ``"cp"`` sends all relevance
             through the signal, ``"uniform"`` splits it evenly, ``"attnlrp"`` splits it evenly and
             carries the gate's part on through the softmax by its Taylor expansion.
@@ -63,7 +64,8 @@ class Rules:
             allowed = get_args(hints[name])
             if getattr(self, name) not in allowed:
                 raise InputError(
-                    f"Rules({name}={getattr(self, name)!r}) is not a known rule. Use one of: {', '.join(map(repr, allowed))}."
+                    f"Rules({name}={getattr(self, name)!r}) is not a known rule. Use one of: "
+                    f"{', '.join(map(repr, allowed))}."
                 )
         for name in ("gamma", "gamma_conv", "epsilon"):
             value = getattr(self, name)
@@ -74,8 +76,8 @@ class Rules:
             self.unlisted == "raw" or self.linear not in ("gamma", "bounded", "epsilon")
         ):
             raise InputError(
-                f'Rules(linear={self.linear!r}, unlisted={self.unlisted!r}) has no form relative to a reference. Use linear="gamma", '
-                '"bounded" or "epsilon", and unlisted="rule".'
+                f"Rules(linear={self.linear!r}, unlisted={self.unlisted!r}) has no form relative to a reference. Use "
+                'linear="gamma", "bounded" or "epsilon", and unlisted="rule".'
             )
 
         if not 1 < self.bound < float("inf"):

@@ -58,8 +58,9 @@ class Primitive(Enum):
 class Row:
     """One kind of operation.
 
-    ``level`` is the gate level of the output, or a function of the call; ``None`` keeps the lowest of the operands'. A linear map makes a new
-    signal of an operand whose level is at most ``renews``. ``users`` marks a rule that the user has registered.
+    ``level`` is the gate level of the output, or a function of the call; ``None`` keeps the lowest of the operands'. A
+    linear map makes a new signal of an operand whose level is at most ``renews``. ``users`` marks a rule that the user
+    has registered.
     """
 
     primitive: Primitive
@@ -188,9 +189,9 @@ SHAPED_BY_SECOND = frozenset("type_as to expand_as view_as reshape_as broadcast_
 
 #: Questions about a tensor's form, whose answers don't depend on its values (or only show them to a reader).
 QUERIES = frozenset(
-    "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout is_cuda is_floating_point is_complex "
-    "is_contiguous is_nested is_sparse is_quantized is_meta is_mkldnn is_mps is_xla is_cpu is_leaf is_inference requires_grad grad_fn "
-    "grad names itemsize element_size get_device len hash id "
+    "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout is_cuda "
+    "is_floating_point is_complex is_contiguous is_nested is_sparse is_quantized is_meta is_mkldnn is_mps is_xla "
+    "is_cpu is_leaf is_inference requires_grad grad_fn grad names itemsize element_size get_device len hash id "
     "retains_grad _version _base _is_view is_same_size is_shared is_pinned output_nr _backward_hooks is_conj is_neg "
     "_has_compatible_shallow_copy_type dim_order nbytes has_names is_tensor dlpack_device array_priority register_hook retain_grad".split()
 )
@@ -199,23 +200,27 @@ QUERIES = frozenset(
 READ_OUTS = frozenset("item tolist numpy array dlpack data_ptr untyped_storage storage format repr".split())
 #: Operations in which whole numbers are values, and no indices.
 TAKES_WHOLE_NUMBERS = frozenset(
-    "add sub rsub mul div rdiv rtruediv pow rpow where masked_fill cat stack hstack vstack clamp clamp_min clamp_max threshold maximum "
+    "add sub rsub mul div rdiv rtruediv pow rpow where masked_fill cat stack hstack vstack clamp clamp_min clamp_max "
+    "threshold maximum "
     "minimum lerp addcmul addcdiv".split()
 )
 #: In-place operations that leave nothing of what was there, those of torch.nn.init among them.
 FILLS = frozenset(
-    "zero fill uniform normal bernoulli exponential random cauchy log_normal geometric kaiming_uniform kaiming_normal xavier_uniform "
+    "zero fill uniform normal bernoulli exponential random cauchy log_normal geometric kaiming_uniform "
+    "kaiming_normal xavier_uniform "
     "xavier_normal trunc_normal constant ones zeros eye dirac orthogonal sparse".split()
 )
-#: Operations whose result has a shape that depends on values, and the arguments that it depends on: each of its sizes is a number that
-#: leaves torch. Of those without arguments here, it is whole numbers that are given as single tensors (``torch.zeros(n)``).
+#: Operations whose result has a shape that depends on values, and the arguments that it depends on: each of its sizes
+#: is a number that leaves torch. Of those without arguments here, it is whole numbers that are given as single tensors
+#: (``torch.zeros(n)``).
 SHAPED_BY_VALUES: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys("nonzero argwhere unique unique_consecutive _unique2 bincount one_hot".split(), ((0, "input"),)) | {
     "masked_select": ((1, "mask"),),
     "repeat_interleave": ((1, "repeats"),),
     "tensor_split": ((1, "tensor_indices_or_sections"), (1, "indices_or_sections")),
     "torchvision::nms": ((0, "dets"), (1, "scores")),
 } | dict.fromkeys(
-    "arange range linspace logspace zeros ones full empty eye rand randn randint tril_indices triu_indices new_zeros new_ones new_full new_empty "
+    "arange range linspace logspace zeros ones full empty eye rand randn randint tril_indices triu_indices new_zeros "
+    "new_ones new_full new_empty "
     "narrow expand repeat tile split chunk topk view reshape unflatten pad unfold getitem setitem where".split(),
     (),
 )  # fmt: skip

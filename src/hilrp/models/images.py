@@ -29,10 +29,12 @@ class Source:
 
 
 def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[list[Source], dict[str, str]]:
-    """The image files that are meant by files, folders (with their folders) and globs; and why some arguments mean none.
+    """The image files that are meant by files, folders (with their folders) and globs.
 
-    Results of a folder's files are named by their place in it. Files whose results would have the same name get numbers. Folders
-    are searched without ``output``, where earlier results may be.
+    And why some arguments mean none.
+
+    Results of a folder's files are named by their place in it. Files whose results would have the same name get
+    numbers. Folders are searched without ``output``, where earlier results may be.
     """
     named: dict[Path, str] = {}
     problems: dict[str, str] = {}

@@ -23,12 +23,14 @@ def load(
     """A trained model by name, in evaluation mode, with its own preprocessing and the names of its classes.
 
     Args:
-        name: ``zoo/swin`` and its like come with hilrp. Models of timm, torchvision, transformers (a name on the hub or a
-            folder) and open_clip (a zero-shot classifier), with or without ``library/`` before the name, get their published
-            weights, which needs a connection or the library's cache. ``module:factory`` is a function of yours that
-            returns a `Loaded`, or a model, its preprocessing and, perhaps, the names of its classes.
-        checkpoint: A file with weights for that architecture: safetensors, or what torch.save wrote; no code in it is run.
-        classes: The names of the classes, in order, where hilrp can't know them; for open_clip, what is to be told apart.
+        name: ``zoo/swin`` and its like come with hilrp. Models of timm, torchvision, transformers (a name on the hub or
+            a folder) and open_clip (a zero-shot classifier), with or without ``library/`` before the name, get their
+            published weights, which needs a connection or the library's cache. ``module:factory`` is a function of
+            yours that returns a `Loaded`, or a model, its preprocessing and, perhaps, the names of its classes.
+        checkpoint: A file with weights for that architecture: safetensors, or what torch.save wrote; no code in it is
+            run.
+        classes: The names of the classes, in order, where hilrp can't know them; for open_clip, what is to be told
+            apart.
         device: Where the model is put.
 
     Example:
@@ -93,8 +95,8 @@ def _from_factory(name: str) -> Loaded:
     model, preprocess, *rest = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, None)
     if not isinstance(model, nn.Module) or not callable(preprocess):
         raise InputError(
-            f"{name} returned {type(made).__name__}; expected hilrp.Loaded, or (model, preprocess) or (model, preprocess, classes): "
-            "pictures can't be given to a model without its own preprocessing."
+            f"{name} returned {type(made).__name__}; expected hilrp.Loaded, or (model, preprocess) or (model, "
+            "preprocess, classes): pictures can't be given to a model without its own preprocessing."
         )
     if not isinstance(preprocess, Preprocess):
         preprocess = Preprocess(preprocess)

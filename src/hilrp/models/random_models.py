@@ -89,7 +89,10 @@ def build(
 
 
 def _warm_up(name: str, model: nn.Module, inputs: Any) -> None:
-    """Readies a fresh model for an audit; its first forward pass is here, so that inputs that don't fit are noticed here."""
+    """Readies a fresh model for an audit.
+
+    Its first forward pass is here, so that inputs that don't fit are noticed here.
+    """
     try:
         calibrate(randomise_constants(model), inputs)
     except (MemoryError, torch.OutOfMemoryError):
@@ -97,7 +100,8 @@ def _warm_up(name: str, model: nn.Module, inputs: Any) -> None:
     except Exception as error:  # models complain in many ways
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
         raise InputError(
-            f"{name} raised {type(error).__name__} on an input of shape {shapes}: {str(error).rstrip('.')}. If it takes images of another size, give it (size=, --size)."
+            f"{name} raised {type(error).__name__} on an input of shape {shapes}: {str(error).rstrip('.')}. If it "
+            "takes images of another size, give it (size=, --size)."
         ) from error
 
 
@@ -170,7 +174,8 @@ def _from_factory(name: str) -> Recipe:
     model, *rest = made if isinstance(made, tuple) else (made,)
     if not isinstance(model, nn.Module) or len(rest) > 2:
         raise InputError(
-            f"{name} returned {type(made).__name__}; expected a torch.nn.Module, or (model, inputs), or (model, inputs, target)."
+            f"{name} returned {type(made).__name__}; expected a torch.nn.Module, or (model, inputs), or (model, "
+            "inputs, target)."
         )
     if rest and not tensors(rest[0]):
         raise InputError(f"{name}: the inputs that it returns hold no tensor.")

@@ -1,4 +1,7 @@
-"""Names of models: ``zoo/...``, ``timm/...``, ``torchvision/...``, ``transformers/...``, ``open_clip/...``, or ``module:factory``."""
+"""Names of models.
+
+``zoo/...``, ``timm/...``, ``torchvision/...``, ``transformers/...``, ``open_clip/...``, or ``module:factory``.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ def resolve(name: str) -> tuple[str, str]:
     places, rest = ([prefix], rest) if prefix in known else (_each_installed(), name)
     if "/" in rest and prefix not in known and not os.path.isdir(rest):
         raise UnavailableError(
-            f"{name}: {prefix} is none of the libraries {', '.join(known)}. For a model of the hub, write transformers/{name}."
+            f"{name}: {prefix} is none of the libraries {', '.join(known)}. For a model of the hub, write "
+            f"transformers/{name}."
         )
     wanted = []
     for each in places:
@@ -93,6 +97,7 @@ def call_factory(name: str) -> Any:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
-            f"{name}: {error}. Give the name of an importable module (from the current folder, too), a colon, and the name of a function in it."
+            f"{name}: {error}. Give the name of an importable module (from the current folder, too), a colon, and the "
+            "name of a function in it."
         ) from error
     return factory()

@@ -48,7 +48,8 @@ def _safetensors(path: Path) -> Any:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"checkpoint {path} is not a readable safetensors file ({error}). Is it complete? Save or download it again."
+            f"checkpoint {path} is not a readable safetensors file ({error}). Is it complete? Save or download it "
+            "again."
         ) from error
 
 
@@ -57,18 +58,21 @@ def _torch(path: Path) -> Any:
         pickled = file.read(1) == b"\x80"
     if not pickled and not zipfile.is_zipfile(path):
         raise InputError(
-            f"checkpoint {path} is no checkpoint: neither torch.save nor pickle wrote it. (Safetensors files have to end in .safetensors.)"
+            f"checkpoint {path} is no checkpoint: neither torch.save nor pickle wrote it. (Safetensors files have to "
+            "end in .safetensors.)"
         )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
-            f"checkpoint {path} holds more than weights, and reading that would run code that is in the file; hilrp doesn't. Where you trust "
-            "it, load it yourself and save the weights alone: safetensors.torch.save_file(model.state_dict(), FILE)."
+            f"checkpoint {path} holds more than weights, and reading that would run code that is in the file; hilrp "
+            "doesn't. Where you trust it, load it yourself and save the weights alone: "
+            "safetensors.torch.save_file(model.state_dict(), FILE)."
         ) from error
     except Exception as error:  # torch's reader raises many kinds of error for files that aren't its own
         raise InputError(
-            f"checkpoint {path} can't be read as a file of torch.save ({type(error).__name__}). Name safetensors files .safetensors."
+            f"checkpoint {path} can't be read as a file of torch.save ({type(error).__name__}). Name safetensors "
+            "files .safetensors."
         ) from error
 
 
@@ -98,7 +102,8 @@ def fitted(
         name: The model's name, for the message if they don't fit.
         checkpoint: The file, likewise.
         translate: From another format of the weights to the model's own, tried if they don't fit as they are.
-        own_classes: The model's own number of classes, where its layers may hold several values for each (a box, several anchors).
+        own_classes: The model's own number of classes, where its layers may hold several values for each (a box,
+            several anchors).
     """
     model, problem = _fill(make, state, own_classes)
     if problem and translate is not None:
@@ -111,7 +116,8 @@ def fitted(
         problem = problem if still else ""
     if problem:
         raise InputError(
-            f"checkpoint {checkpoint} does not fit {name}: {problem}. Give the name of the model that it was saved from."
+            f"checkpoint {checkpoint} does not fit {name}: {problem}. Give the name of the model that it was saved "
+            "from."
         )
     return model
 

@@ -53,9 +53,11 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
     effort = facts["effort"]
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">Up to {effort["images"]} images of {escape(str(facts["data"]))}; hilrp {facts["hilrp"]}, torch {facts["packages"]["torch"]}, {escape(str(facts["device"]))}. Means over images '
-        "with 95 % bootstrap intervals. The best value of a column is bold, the worst underlined, of the methods that look at the model. A dash: the method has no meaning on "
-        "the model (hover for the reason). The last column: mean and standard deviation over the models. Grey: controls that look at no model.</p>",
+        f'<p class="soft">Up to {effort["images"]} images of {escape(str(facts["data"]))}; hilrp {facts["hilrp"]}, '
+        f"torch {facts['packages']['torch']}, {escape(str(facts['device']))}. Means over images "
+        "with 95 % bootstrap intervals. The best value of a column is bold, the worst underlined, of the methods "
+        "that look at the model. A dash: the method has no meaning on the model (hover for the reason). The last "
+        "column: mean and standard deviation over the models. Grey: controls that look at no model.</p>",
     ]
     for section in SECTIONS:
         present = [name for name in section.figures if name in found]
@@ -125,7 +127,8 @@ def _naive(found: dict[str, Table]) -> str:
             lost = residual.cells[model, name].mean
             word = f"books miss {lost:.0%} of the score" if lost > 1e-3 else "books close"
             texts.append(
-                f"<td>{number(pointing.cells[model, name].mean)} / {number(share.cells[model, name].mean)} <span class='ci'>{word}</span></td>"
+                f"<td>{number(pointing.cells[model, name].mean)} / {number(share.cells[model, name].mean)} <span "
+                f"class='ci'>{word}</span></td>"
             )
         lines.append(f"<tr><td>{escape(short(model))}</td>{''.join(texts)}</tr>")
     head = "<tr><th>pointing / pixels' share</th><th>AttnLRP (naive)</th><th>HiLRP</th></tr>"

@@ -55,7 +55,8 @@ def trace(explanation: Explanation, sample: int = 0) -> str:
 
     places = [(left + 10 + i * step, down(value)) for i, value in enumerate(values)]
     lines = "".join(
-        f'<path d="M{left} {down(v):.1f}H{left + width}" stroke="#d9dee4"/><text x="{left - 8}" y="{down(v) + 4:.1f}" text-anchor="end">{v:g}</text>'
+        f'<path d="M{left} {down(v):.1f}H{left + width}" stroke="#d9dee4"/><text x="{left - 8}" y="{down(v) + 4:.1f}" '
+        f'text-anchor="end">{v:g}</text>'
         for v in (0.0, 1.0)
     )
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
@@ -75,6 +76,7 @@ def trace(explanation: Explanation, sample: int = 0) -> str:
 
 def _svg(width: float, height: float, text: str, body: str) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="{text}" font-family="system-ui, sans-serif" font-size="13" fill="#1b1f24">{body}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} '
+        f'{height:g}" role="img" aria-label="{text}" font-family="system-ui, sans-serif" font-size="13" '
+        f'fill="#1b1f24">{body}</svg>'
     )

@@ -41,12 +41,14 @@ def dataset_page(results: Results, groups: Sequence[Group]) -> str:
     thumbnails = _Thumbnails(results)
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">hilrp {escape(manifest["hilrp"])}, torch {escape(str(manifest["packages"]["torch"]))}; explained: the {escape(manifest["target"])}; '
+        f'<p class="soft">hilrp {escape(manifest["hilrp"])}, torch {escape(str(manifest["packages"]["torch"]))}; '
+        f"explained: the {escape(manifest['target'])}; "
         f"data {manifest['items_sha256'][:12]}.</p>",
     ]
     if missing:
         parts.append(
-            f'<div class="card suspect"><b>Not complete</b><p>{missing} images are not explained yet. Run the same `hilrp run` again.</p></div>'
+            f'<div class="card suspect"><b>Not complete</b><p>{missing} images are not explained yet. Run the same '
+            "`hilrp run` again.</p></div>"
         )
     parts.append(_suspicion(groups, thumbnails))
     for group in groups:
@@ -62,12 +64,14 @@ def _suspicion(groups: Sequence[Group], thumbnails: _Thumbnails) -> str:
             shown = "".join(thumbnails.card(group, each) for each in own.examples)
             why = "".join(f"<p>{escape(_sentence(s.why))}</p>" for s in group.suspects if s.index == index)
             cards.append(
-                f'<div class="card suspect"><b>{escape(own.name)}</b> <span class="soft">{escape(group.model)}, {escape(group.method)}</span>'
-                f'{why}<div class="row"><div class="shown">{_heat(own)}<b>mean map</b></div>{shown}</div></div>'
+                f'<div class="card suspect"><b>{escape(own.name)}</b> <span class="soft">{escape(group.model)}, '
+                f'{escape(group.method)}</span>{why}<div class="row"><div class="shown">{_heat(own)}<b>mean '
+                f"map</b></div>{shown}</div></div>"
             )
     judged = "".join(
-        f"<p class=soft>{escape(group.model)}, {escape(group.method)}: {group.judged} of {len(group.classes)} classes have {ENOUGH} images or more, and are judged by where their evidence lies; "
-        f"{group.placed} of them by their objects, too, whose places are known.</p>"
+        f"<p class=soft>{escape(group.model)}, {escape(group.method)}: {group.judged} of {len(group.classes)} classes "
+        f"have {ENOUGH} images or more, and are judged by where their evidence lies; {group.placed} of them by their "
+        "objects, too, whose places are known.</p>"
         for group in groups
     )
     if not any(group.judged for group in groups):

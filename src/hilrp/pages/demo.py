@@ -63,10 +63,12 @@ middle, which looks at no model, points to {control.pointing:.0%} of them and ha
     return page(
         "HiLRP: twelve architectures explained",
         f"{intro}{wall}{meanings(verdicts)}"
-        f'<h2>From the last stage to the pixels</h2><p class="soft">The first question again, at the stages of each model, and where its score went: '
-        'to the <b style="color:#b2182b">pixels</b>, or to <b style="color:#e58267">constants of the model</b> (<b style="color:#2166ac">blue</b> where they speak against the class).</p>'
-        f'<div class="card wall stages"><table>{stages}</table></div>'
-        '<p class="soft">Do it yourself: <code>hilrp scenes 8 -o scenes</code>, <code>hilrp explain scenes/images --model zoo/swin --target top3</code>, '
+        '<h2>From the last stage to the pixels</h2><p class="soft">The first question again, at the stages of each '
+        'model, and where its score went: to the <b style="color:#b2182b">pixels</b>, or to <b '
+        'style="color:#e58267">constants of the model</b> (<b style="color:#2166ac">blue</b> where they speak '
+        f'against the class).</p><div class="card wall stages"><table>{stages}</table></div><p class="soft">Do it '
+        "yourself: <code>hilrp scenes 8 -o scenes</code>, <code>hilrp explain scenes/images --model zoo/swin "
+        "--target top3</code>, "
         "or a photograph of yours: <code>hilrp explain photo.jpg</code>.</p>",
         _STYLE,
     )
@@ -90,9 +92,9 @@ def _row(family: Family, questions: Sequence[Question]) -> str:
     return (
         f'<tr><td class="name"><b>{escape(family.title)}</b><br><span class="small">zoo/{escape(str(family.card["name"]))}<br>{family.card["parameters"] / 1e6:.1f} M, '  # type: ignore[operator]
         f"mAP {family.card['mean_average_precision']:.4f}</span></td>{cells}"
-        f'<td class="figure gap">{np.median(family.share):.2f}<br><span class="small">{low:.2f} – {high:.2f}</span></td>'
-        f'<td class="figure">{max(family.residual):.0e}</td>'
-        f'<td class="figure">{np.mean(family.hits):.0%}</td><td class="figure">{np.mean(family.inside):.0%}</td>'
+        f'<td class="figure gap">{np.median(family.share):.2f}<br><span class="small">{low:.2f} – '
+        f'{high:.2f}</span></td><td class="figure">{max(family.residual):.0e}</td><td '
+        f'class="figure">{np.mean(family.hits):.0%}</td><td class="figure">{np.mean(family.inside):.0%}</td>'
         f"<td>{verdicts}</td></tr>"
     )
 
@@ -119,7 +121,8 @@ def _stages(family: Family) -> str:
         text = f"{name}: {float(found.trace[name][0]):.2f} of the score"
         small = Image.fromarray((255 * coloured(stage)).astype(np.uint8))
         cells.append(
-            f'<td>{image(small, text, lossless=True)}<span class="small">{escape(name)} · {stage.shape[0]} x {stage.shape[1]}</span></td>'
+            f'<td>{image(small, text, lossless=True)}<span class="small">{escape(name)} · {stage.shape[0]} x '
+            f"{stage.shape[1]}</span></td>"
         )
     cells = ["<td></td>"] * (STAGES - len(cells)) + cells
     pixels = Image.fromarray((255 * coloured(found.map[0].numpy())).astype(np.uint8))
@@ -133,7 +136,8 @@ def _books(found: Explanation) -> str:
     total = sum(abs(value) for _, value in parts)
     colours = {True: ("#b2182b", "#e58267"), False: ("#2166ac", "#67a9cf")}
     bars = "".join(
-        f'<div title="{escape(name)}: {value:.2f}" style="width:{abs(value) / total:.1%};background:{colours[value >= 0][name != "pixels"]}"></div>'
+        f'<div title="{escape(name)}: {value:.2f}" '
+        f'style="width:{abs(value) / total:.1%};background:{colours[value >= 0][name != "pixels"]}"></div>'
         for name, value in parts
     )
     words = " ".join(f"{'+' if value >= 0 else '−'} {abs(value):.2f} {escape(name)}" for name, value in parts)

@@ -39,7 +39,8 @@ def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[st
         rules = next((name for name, known in PRESETS.items() if vars(known) == settings["rules"]), plain)
         relative = f"relative to: {escape(settings['reference'])}; " if settings.get("reference") else ""
         parts.append(
-            f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])}; target: {escape(settings["target"])}; '
+            f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])}; target: '
+            f"{escape(settings['target'])}; "
             f"rules: {escape(rules)}; {relative}hilrp {escape(settings['hilrp'])}</p>"
         )
     colours = " Red raises the score that is explained, blue lowers it." if done else ""
@@ -70,7 +71,8 @@ def _card(folder: Path, outcome: Outcome) -> str:
     notes = "".join(f'<p class="soft">Note: {escape(note)}.</p>' for note in said)
     files = ", ".join(f'<a href="./{quote(name)}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
     return (
-        f'<div class="card"><div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span><span class="soft">{files}</span></div>{heads}{notes}'
+        f'<div class="card"><div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span><span '
+        f'class="soft">{files}</span></div>{heads}{notes}'
         f"{image(small, f'{name}: input, relevance on it, signed map, stages, books', quality=85)}</div>"
     )
 

@@ -38,7 +38,8 @@ def page(title: str, body: str, style: str = "") -> str:
     """A whole page."""
     return (
         "<!doctype html>\n"
-        f'<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
+        'initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
     )
 

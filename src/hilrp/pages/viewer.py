@@ -1,4 +1,7 @@
-"""The page of one explanation: its map to look into, its stages, its books. It needs nothing else, not even a connection."""
+"""The page of one explanation: its map to look into, its stages, its books.
+
+It needs nothing else, not even a connection.
+"""
 
 from __future__ import annotations
 
@@ -140,8 +143,8 @@ def _verdict(explanation: Explanation) -> str:
     else:
         before = float(ledger.score[0] - ledger.explained[0])
         figures = (
-            f"The score is {float(ledger.score[0]):.3f}, that of the reference {before:.3f}; the pixels hold {float(ledger.pixels[0]):.3f} "
-            f"of the difference {float(ledger.explained[0]):.3f}."
+            f"The score is {float(ledger.score[0]):.3f}, that of the reference {before:.3f}; the pixels hold "
+            f"{float(ledger.pixels[0]):.3f} of the difference {float(ledger.explained[0]):.3f}."
         )
     return (
         f"<p>{badge(word)} {escape(word.meaning)}</p><p>{figures} The books miss {float(ledger.residual[0]):.0e}.</p>"
@@ -152,12 +155,14 @@ def _stages(explanation: Explanation, names: list[str]) -> str:
     if not names:
         return ""
     boxes = "".join(
-        f'<div><canvas class="stage" data-stage="{escape(name, quote=True)}" role="img" aria-label="relevance at {escape(name, quote=True)}"></canvas>'
+        f'<div><canvas class="stage" data-stage="{escape(name, quote=True)}" role="img" aria-label="relevance at '
+        f'{escape(name, quote=True)}"></canvas>'
         f"<b>{escape(name)}</b><br><span class=soft>{escape(held(explanation, name, 0))}</span></div>"
         for name in names
     )
     return (
-        '<h2>Stage by stage</h2><p class="soft">The same relevance inside the model, from fine to coarse, each on a scale of its own. Where a stage holds less or more '
+        '<h2>Stage by stage</h2><p class="soft">The same relevance inside the model, from fine to coarse, each on a '
+        "scale of its own. Where a stage holds less or more "
         "than the one behind it, constants between them have taken or given the difference.</p>"
         f'<div class="stages">{boxes}</div><div class="scroll">{trace(explanation)}</div>'
     )

@@ -23,7 +23,8 @@ def views_page(found: list[Found], pictures: dict[str, Seen], title: str, said: 
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(said)}</p>',
-        "<p>Explained is the cosine of what a model makes of a picture and of its mirror image: red pixels make the two alike, blue ones different.</p>",
+        "<p>Explained is the cosine of what a model makes of a picture and of its mirror image: red pixels make the "
+        "two alike, blue ones different.</p>",
         f"<p>What the models were trained for: {escape(trained)}.</p>" if trained else "",
         *_maps(found, pictures),
         '<p class="soft">Below each mean: its 95 % bootstrap interval.</p>',
@@ -34,7 +35,8 @@ def views_page(found: list[Found], pictures: dict[str, Seen], title: str, said: 
         models, shown = agreements(found, method)
         if shown:
             parts.append(
-                f"<h2>Agreement of {escape(METHODS[method][0])}</h2><p>How alike (Spearman) the maps of two models are.</p>{table('', models, shown)}"
+                f"<h2>Agreement of {escape(METHODS[method][0])}</h2><p>How alike (Spearman) the maps of two models "
+                f"are.</p>{table('', models, shown)}"
             )
     return page(title, "\n".join(parts), STYLE)
 

@@ -14,7 +14,10 @@ from hilrp.util.atomic_files import write_whole
 
 
 def write(scenes: Scenes, folder: Path) -> list[dict[str, Any]]:
-    """Writes pictures, masks, pictures without one object, and last ``index.json``, which lists the objects; returns that list."""
+    """Writes pictures, masks, pictures without one object, and last ``index.json``, which lists the objects.
+
+    Returns that list.
+    """
     index = []
     for i, scene in enumerate(scenes):
         file = _save(scene.image, folder, f"images/{i:04d}.png")

@@ -1,7 +1,7 @@
 """The objects of a scene: a shape, a colour and a texture, drawn with smooth edges.
 
-A class is a colour *and* a shape: each shape comes in every colour and each colour in every shape, so that neither tells
-the class. The texture is free.
+A class is a colour *and* a shape: each shape comes in every colour and each colour in every shape, so that neither
+tells the class. The texture is free.
 """
 
 from __future__ import annotations

@@ -103,13 +103,16 @@ class Scene:
         kept = [s for s, thing in zip(self._sprites, self.things, strict=True) if thing.label != label]
         if len(kept) == len(self._sprites):
             raise InputError(
-                f"without({label}): {CLASSES[label] if 0 <= label < len(CLASSES) else 'no class'} is not in this scene; it holds {self.caption}."
+                f"without({label}): {CLASSES[label] if 0 <= label < len(CLASSES) else 'no class'} is not in this "
+                f"scene; it holds {self.caption}."
             )
         return _compose(self._ground, kept)
 
 
 class Scenes(Sequence[Scene]):
-    """A collection of scenes: number ``i`` of a seed is always the same one, however many there are and whatever came before.
+    """A collection of scenes.
+
+    Number ``i`` of a seed is always the same one, however many there are and whatever came before.
 
     Args:
         seed: Which collection. Leave those from a million on alone: the zoo was trained and tested on them.
@@ -184,8 +187,8 @@ class Scenes(Sequence[Scene]):
         texture = TEXTURES[rng.integers(len(TEXTURES))]
         area = float(np.exp(rng.uniform(*np.log(self.area)))) * self.size**2
         shape, colour = SHAPES[label // len(COLOURS)], COLOURS[label % len(COLOURS)]
-        # Every place is equally likely, and what would be cut too much is moved inwards, rather than drawn again: so the
-        # middle of the picture is covered no more often than the rest of it, and pointing there is worth nothing.
+        # Every place is equally likely, and what would be cut too much is moved inwards, rather than drawn again: so
+        # the middle of the picture is covered no more often than the rest of it, and pointing there is worth nothing.
         margin = 0.6 * radius(shape, area)
         for _ in range(_ATTEMPTS):
             y, x = np.clip(self.size * rng.uniform(-0.04, 1.04, 2), margin, self.size - margin)

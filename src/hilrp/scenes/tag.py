@@ -1,4 +1,7 @@
-"""A planted shortcut: a tag in a corner of the picture, as scanners and photographers leave them, that says which class it is."""
+"""A planted shortcut.
+
+A tag in a corner of the picture, as scanners and photographers leave them, that says which class it is.
+"""
 
 from __future__ import annotations
 

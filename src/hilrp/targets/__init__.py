@@ -1,6 +1,7 @@
 """Targets: what is explained, one scalar per sample.
 
-A class is a number, or ``None`` for the predicted one. Everything else is a small object, or any function of the model's output:
+A class is a number, or ``None`` for the predicted one. Everything else is a small object, or any function of the
+model's output:
 
 - `Contrast`: why one class rather than another.
 - `Cosine`, `Direction`: how much of an embedding lies along another.

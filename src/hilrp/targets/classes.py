@@ -31,7 +31,10 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Checked:
-    """Classes ``[B]`` that are known to be in range, on the model's device: nothing has to be asked of it. ``None`` is the predicted class."""
+    """Classes ``[B]`` that are known to be in range, on the model's device: nothing has to be asked of it.
+
+    ``None`` is the predicted class.
+    """
 
     wanted: Tensor | None
     other: Tensor | None = None
@@ -62,13 +65,15 @@ def no_classifier(shape: tuple[int, ...], batch: int) -> str:
     said = f"The model's output has shape {shape}, not [{batch}, classes]: it is no classifier. "
     if len(shape) == 4:
         return said + (
-            "Ask for a class in a part of the picture: targets.Region(label, box=...), on the command line --target region:LEFT,TOP,RIGHT,BOTTOM:CLASS or "
-            "region:MASK.png:CLASS. Or pass target=function, which takes the output and returns one scalar per sample."
+            "Ask for a class in a part of the picture: targets.Region(label, box=...), on the command line --target "
+            "region:LEFT,TOP,RIGHT,BOTTOM:CLASS or region:MASK.png:CLASS. Or pass target=function, which takes the "
+            "output and returns one scalar per sample."
         )
     if len(shape) == 3:
         return said + (
-            "Ask for one detection: targets.Detection(query) or Detection(None, label) for the query that is surest of a class, on the command line --target detection:QUERY or "
-            "detection:CLASS. Or pass target=function, which takes the output and returns one scalar per sample."
+            "Ask for one detection: targets.Detection(query) or Detection(None, label) for the query that is surest "
+            "of a class, on the command line --target detection:QUERY or detection:CLASS. Or pass target=function, "
+            "which takes the output and returns one scalar per sample."
         )
     return said + "Pass target=function, which takes the output and returns one scalar per sample."
 
@@ -79,7 +84,9 @@ def is_own(target: Target) -> bool:
 
 
 def question_of(target: Target) -> Any:
-    """What says whether two targets read the same parts of an output: all classes do; a function is known by itself alone.
+    """What says whether two targets read the same parts of an output: all classes do.
+
+    A function is known by itself alone.
 
     A function of hilrp's own, which is made anew for each input, is known by its code.
     """
@@ -103,8 +110,8 @@ def score_of(output: Any, target: Target, batch: int) -> Score:
     logits = logits_of(output)
     if not logits.is_floating_point():
         raise TargetError(
-            f"The model's output holds {logits.dtype}, not scores of classes. Pass target=function, which takes the output and returns one scalar per sample "
-            "(of complex numbers for instance output.abs()[:, 0])."
+            f"The model's output holds {logits.dtype}, not scores of classes. Pass target=function, which takes the "
+            "output and returns one scalar per sample (of complex numbers for instance output.abs()[:, 0])."
         )
     if logits.ndim == 1 and logits.shape[0] == batch:
         logits = logits.unsqueeze(1)
@@ -114,7 +121,8 @@ def score_of(output: Any, target: Target, batch: int) -> Score:
         target = checked(target, logits)
     wanted, other = target.wanted, target.other
     if wanted is None:
-        # Behind the back of whoever follows the logits: the class is that of the input, also where the model runs on a reference beside it.
+        # Behind the back of whoever follows the logits: the class is that of the input, also where the model runs on a
+        # reference beside it.
         with torch._C.DisableTorchFunction():
             wanted = logits.detach().argmax(1)
     score = _pick(logits, wanted)
@@ -122,7 +130,7 @@ def score_of(output: Any, target: Target, batch: int) -> Score:
 
 
 def checked(target: Any, logits: Tensor) -> Checked:
-    """A class, one for each sample, a contrast of such, or ``None`` for the prediction, as classes on the device of the logits."""
+    """A class, one per sample, a contrast of such, or ``None`` (the prediction), as classes on the logits' device."""
     if target is None:
         return Checked(None)
     if isinstance(target, Contrast):
@@ -135,7 +143,10 @@ def _pick(logits: Tensor, indices: Tensor) -> Tensor:
 
 
 def indices_of(target: Any, logits: Tensor, name: str) -> Tensor:
-    """Classes, one for each sample, of a target that is one or one for each; ``name`` is what it is called in errors."""
+    """Classes, one for each sample, of a target that is one or one for each.
+
+    ``name`` is what it is called in errors.
+    """
     batch, classes = logits.shape
     try:
         indices = torch.as_tensor(target)
@@ -168,6 +179,6 @@ def _scalar_per_sample(score: Any, batch: int) -> Tensor:
     if score.numel() == batch and score.ndim <= 2:
         return score.reshape(batch)
     raise TargetError(
-        f"The target function returned a tensor of shape {tuple(score.shape)}; it must return one scalar per sample, [{batch}]. "
-        "Reduce it, for instance with .sum over the other axes."
+        f"The target function returned a tensor of shape {tuple(score.shape)}; it must return one scalar per sample, "
+        f"[{batch}]. Reduce it, for instance with .sum over the other axes."
     )

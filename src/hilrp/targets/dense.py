@@ -24,7 +24,8 @@ _SIDES: tuple[Side, ...] = ("left", "top", "right", "bottom")
 class Region:
     """A class of a segmentation model, in a part of the picture: the mean of its logits there.
 
-    Give one of ``mask``, ``box`` and ``pixel``, in pixels of the model's input; without any, the whole picture is meant.
+    Give one of ``mask``, ``box`` and ``pixel``, in pixels of the model's input; without any, the whole picture is
+    meant.
 
     Attributes:
         label: The class, or one for each sample; ``None`` for the one that is strongest in the region.
@@ -59,8 +60,8 @@ class Region:
             logits = logits_of(output)
             if logits.ndim != 4 or len(logits) != batch:
                 raise TargetError(
-                    f"targets.Region: the model's output has the shape {tuple(logits.shape)}, and not [{batch}, classes, height, width]. It is for "
-                    "segmentation models."
+                    f"targets.Region: the model's output has the shape {tuple(logits.shape)}, and not [{batch}, "
+                    "classes, height, width]. It is for segmentation models."
                 )
             weighed = self._scaled(weights, size, (logits.shape[-2], logits.shape[-1])).to(logits)
             means = (logits * weighed.unsqueeze(1)).sum((2, 3))
@@ -83,11 +84,13 @@ class Region:
                 mask = torch.as_tensor(self.mask)
             except (TypeError, ValueError, RuntimeError):
                 raise TargetError(
-                    f"targets.Region: the mask is a {type(self.mask).__name__}; give a tensor or an array of numbers, [H,W]."
+                    f"targets.Region: the mask is a {type(self.mask).__name__}; give a tensor or an array of numbers, "
+                    "[H,W]."
                 ) from None
             if mask.ndim not in (2, 3):
                 raise TargetError(
-                    f"targets.Region: the mask has the shape {tuple(mask.shape)}; give [H,W], or [B,H,W] for each sample."
+                    f"targets.Region: the mask has the shape {tuple(mask.shape)}; give [H,W], or [B,H,W] for each "
+                    "sample."
                 )
             weights = (mask if mask.ndim == 3 else mask[None]).float()
             if not bool((weights >= 0).all()):
@@ -102,18 +105,21 @@ class Region:
             left, top, right, bottom = self.box
             if left >= right or top >= bottom:
                 raise TargetError(
-                    f"targets.Region: the box {self.box} is empty: left must be less than right, and top less than bottom."
+                    f"targets.Region: the box {self.box} is empty: left must be less than right, and top less than "
+                    "bottom."
                 )
             if not (left >= 0 and right <= width and top >= 0 and bottom <= height):
                 raise TargetError(
-                    f"targets.Region: the box {self.box} (left, top, right, bottom) isn't inside the input of {width} x {height} pixels."
+                    f"targets.Region: the box {self.box} (left, top, right, bottom) isn't inside the input of {width} "
+                    f"x {height} pixels."
                 )
             weights[:, int(top) : max(int(top) + 1, round(bottom)), int(left) : max(int(left) + 1, round(right))] = 1
         elif self.pixel is not None:
             column, row = self.pixel
             if not (0 <= column < width and 0 <= row < height):
                 raise TargetError(
-                    f"targets.Region: the pixel {self.pixel} (column, row) isn't inside the input of {width} x {height} pixels."
+                    f"targets.Region: the pixel {self.pixel} (column, row) isn't inside the input of {width} x "
+                    f"{height} pixels."
                 )
             weights[:, row, column] = 1
         else:
@@ -128,8 +134,8 @@ class Region:
         own = tuple(weights.shape[-2:])
         if own not in (size, wanted):
             raise TargetError(
-                f"targets.Region: the mask has {own[1]} x {own[0]} pixels, the model's input {size[1]} x {size[0]} and its output {wanted[1]} x {wanted[0]}: "
-                "scale the mask as the picture was scaled."
+                f"targets.Region: the mask has {own[1]} x {own[0]} pixels, the model's input {size[1]} x {size[0]} "
+                f"and its output {wanted[1]} x {wanted[0]}: scale the mask as the picture was scaled."
             )
         scaled = F.adaptive_avg_pool2d(weights.unsqueeze(1), wanted).squeeze(1)
         return scaled / scaled.sum((1, 2), keepdim=True)
@@ -140,9 +146,11 @@ class Detection:
     """A class of one query of a detector (DETR and its kin) or of one object that it finds, or a side of its box.
 
     Attributes:
-        query: Which of the model's queries, or one for each sample; ``None`` for the one that is surest of the label. Of models that return what they find
-            (`hilrp.models.libraries.detectors`), which object, the strongest being 0.
-        label: The class, or one for each sample; ``None`` for the object's own, or the one that the query finds most likely.
+        query: Which of the model's queries, or one for each sample; ``None`` for the one that is surest of the label.
+            Of models that return what they find (`hilrp.models.libraries.detectors`), which object, the strongest being
+            0.
+        label: The class, or one for each sample; ``None`` for the object's own, or the one that the query finds most
+            likely.
         side: A side of the box instead, as a part of the picture's width or height.
     """
 
@@ -213,7 +221,8 @@ class Detection:
             count = sum(label >= 0 for label in own)
             if not 0 <= query < count:
                 raise TargetError(
-                    f"targets.Detection: there is no object {query} in sample {sample}: the model finds {count}, counted from 0, the strongest first."
+                    f"targets.Detection: there is no object {query} in sample {sample}: the model finds {count}, "
+                    "counted from 0, the strongest first."
                 )
         return [own[query] for query, own in zip(queries.tolist(), labels.tolist(), strict=True)]
 
@@ -226,7 +235,8 @@ class Detection:
         whole = not (queries.is_floating_point() or queries.is_complex() or queries.dtype == torch.bool)
         if not whole or len(queries) not in (1, len(found)):
             raise TargetError(
-                f"targets.Detection: query={self.query!r} for {len(found)} samples: give one whole number, or one for each sample."
+                f"targets.Detection: query={self.query!r} for {len(found)} samples: give one whole number, or one for "
+                "each sample."
             )
         return queries.expand(len(found))
 
@@ -235,7 +245,8 @@ class Detection:
         outside = queries[(queries < 0) | (queries >= found.shape[1])].tolist()
         if outside:
             raise TargetError(
-                f"targets.Detection: query {outside[0]} is out of range: the model has {found.shape[1]}, 0 to {found.shape[1] - 1}."
+                f"targets.Detection: query {outside[0]} is out of range: the model has {found.shape[1]}, 0 to "
+                f"{found.shape[1] - 1}."
             )
         index = queries.reshape(-1, 1, 1).expand(-1, 1, found.shape[2])
         return found.gather(1, index).squeeze(1)
@@ -252,6 +263,7 @@ def _named(output: Any, *names: str) -> Tensor:
         if found is not None and found.ndim == 3:
             return found
     raise TargetError(
-        f"targets.Detection: the model's output ({type(output).__name__}) has no {names[0]} for each query, [B, queries, ...]. It is for detectors of the kind of DETR, and "
-        "for those of torchvision in a hilrp.models.libraries.detectors.Detector."
+        f"targets.Detection: the model's output ({type(output).__name__}) has no {names[0]} for each query, [B, "
+        "queries, ...]. It is for detectors of the kind of DETR, and for those of torchvision in a "
+        "hilrp.models.libraries.detectors.Detector."
     )

@@ -17,7 +17,10 @@ _NAMES = ("image_embeds", "pooler_output")
 
 
 def embedding_of(output: Any) -> Tensor:
-    """The vector that stands for each sample in a model's output, ``[B,D]``: itself, its pooled output, its class token, or the mean of its map."""
+    """The vector that stands for each sample in a model's output, ``[B,D]``.
+
+    Itself, its pooled output, its class token, or the mean of its map.
+    """
     if not isinstance(output, Tensor):
         named = output.get if isinstance(output, Mapping) else lambda name: getattr(output, name, None)
         for name in _NAMES:
@@ -36,8 +39,8 @@ def _vector(output: Any) -> Tensor:
         return output.mean((2, 3))
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     raise TargetError(
-        f"The model's output ({shape}) is no vector for each sample. Pass of=function, which takes the output and returns one, for instance "
-        "of=lambda out: out[:, 0] for a class token."
+        f"The model's output ({shape}) is no vector for each sample. Pass of=function, which takes the output and "
+        "returns one, for instance of=lambda out: out[:, 0] for a class token."
     )
 
 
@@ -46,7 +49,8 @@ def _fitted(vector: Tensor, embedding: Tensor, what: str) -> Tensor:
     if not isinstance(vector, Tensor) or vector.ndim not in (1, 2) or vector.shape[-1] != embedding.shape[-1]:
         shape = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
         raise TargetError(
-            f"{what} ({shape}) doesn't fit the model's embeddings of {embedding.shape[-1]} dimensions: give a vector of as many, or one for each sample."
+            f"{what} ({shape}) doesn't fit the model's embeddings of {embedding.shape[-1]} dimensions: give a vector "
+            "of as many, or one for each sample."
         )
     if vector.ndim == 2 and vector.shape[0] not in (1, len(embedding)):
         raise TargetError(

@@ -16,7 +16,8 @@ from hilrp.util.errors import TargetError
 def part_of(target: Target, part: slice, batch: int) -> Target:
     """The same question to some of ``batch`` samples: of what it holds for each of them, theirs.
 
-    Functions of the output stay as they are, and so do targets of the user's own that need the input: they are given that of the part.
+    Functions of the output stay as they are, and so do targets of the user's own that need the input: they are given
+    that of the part.
 
     Example:
         >>> part_of([4, 5, 6], slice(1, 3), 3), part_of(Contrast([4, 5, 6], 2), slice(0, 1), 3)

@@ -8,14 +8,15 @@ from typing import TypeVar
 
 import torch
 
-#: What torch says of memory where it has no error of its own for it: on processors, on Apple's GPUs, in libraries that it calls (the last two are oneDNN's words).
+#: What torch says of memory where it has no error of its own for it: on processors, on Apple's GPUs, in libraries that
+#: it calls (the last two are oneDNN's words).
 _SAID = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "ALLOC_FAILED", "could not create a primitive", "could not create a memory")  # fmt: skip
 
 _Made = TypeVar("_Made")
 
 
 def shortage(error: BaseException) -> str | None:
-    """What an error says of memory that doesn't suffice, if that is the reason for it or for one that it was raised from.
+    """What an error says of memory that doesn't suffice, if that is its reason, or of one that it was raised from.
 
     Example:
         >>> shortage(MemoryError("no room")), shortage(ValueError("no room"))
@@ -33,7 +34,9 @@ def shortage(error: BaseException) -> str | None:
 
 
 def in_parts(run: Callable[[slice], _Made], count: int, size: int) -> tuple[list[_Made], int]:
-    """Runs ``run`` on ``count`` samples, ``size`` at once; where memory doesn't suffice, on half as many. What is done is kept.
+    """Runs ``run`` on ``count`` samples, ``size`` at once; where memory doesn't suffice, on half as many.
+
+    What is done is kept.
 
     Returns:
         What it returned for each part, in order, and how many at once it was in the end.

@@ -64,7 +64,9 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def map_objects(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """As `map_tensors`, also for the attributes of other objects, which are copied: what a model returns may be anything.
+    """As `map_tensors`, also for the attributes of other objects, which are copied.
+
+    What a model returns may be anything.
 
     Example:
         >>> from types import SimpleNamespace
@@ -83,8 +85,9 @@ def map_objects(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 def concatenated(trees: Sequence[Any], sizes: Sequence[int]) -> Any:
     """A model's outputs for batches of these sizes as its output for all of them.
 
-    Tensors whose first axis is that of the samples are put together; where other axes differ (as many objects as were found), the shorter are filled up with
-    zeros, and whole numbers with -1. So are lists with one item for each sample. What is the same for all samples is taken from the first.
+    Tensors whose first axis is that of the samples are put together; where other axes differ (as many objects as were
+    found), the shorter are filled up with zeros, and whole numbers with -1. So are lists with one item for each sample.
+    What is the same for all samples is taken from the first.
 
     Example:
         >>> concatenated([{"logits": torch.ones(2, 3), "scale": 2}, {"logits": torch.zeros(1, 3), "scale": 2}], [2, 1])["logits"].shape

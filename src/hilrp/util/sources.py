@@ -1,6 +1,7 @@
 """Which of hilrp's own code something is made by: the modules that it imports, and a fingerprint of them.
 
-Imports are read and not run, those inside of functions among them. So nothing has to be listed, and a file that moves stays in.
+Imports are read and not run, those inside of functions among them. So nothing has to be listed, and a file that moves
+stays in.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _ROOT = "hilrp"
 
 
 def fingerprint(*entries: str, package: Path | None = None) -> str:
-    """A fingerprint of modules and of all modules of hilrp that they import, directly or not; the same wherever hilrp is installed.
+    """A fingerprint of modules and of all modules of hilrp that they import, directly or not.
+
+    The same wherever hilrp is installed.
 
     Args:
         entries: The modules, by name.

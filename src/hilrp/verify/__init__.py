@@ -1,4 +1,6 @@
-"""The theory, checked to machine precision: `verify` runs every check and reports the measured errors beside their bounds.
+"""The theory, checked to machine precision.
+
+`verify` runs every check and reports the measured errors beside their bounds.
 
 - ``taxonomy``: thirteen attention mechanisms, the engine against textbook propagation;
 - ``reduction``: resolution reduction as one linear map, and the paper's closed forms;
@@ -42,8 +44,8 @@ def verify(
 
     Args:
         sections: Some of `SECTIONS`; ``None`` for all.
-        checkpoints: A folder with weights (``deit_tiny_patch16_224.safetensors``, ``tiny_vit_5m_224.safetensors``) for the
-            measurements on real weights.
+        checkpoints: A folder with weights (``deit_tiny_patch16_224.safetensors``, ``tiny_vit_5m_224.safetensors``) for
+            the measurements on real weights.
         images: A folder with photographs and an ``index.json``, for the same.
         progress: Called with the name of each row when it is done.
 

@@ -1,7 +1,7 @@
 """Reference blocks: what they share, and softmax attention to all tokens or to a reduced map.
 
-Each block has its ``forward`` as such models are coded and, beside it, its ``textbook``: the same on a sheet of explicit
-matrices.
+Each block has its ``forward`` as such models are coded and, beside it, its ``textbook``: the same on a sheet of
+explicit matrices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reference blocks whose attention isn't a softmax over pairs: kernels, separable, channel and coordinate gates, sampling."""
+"""Reference blocks whose attention isn't a softmax over pairs.
+
+Kernels, separable, channel and coordinate gates, sampling.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reference blocks with attention within windows, shifted windows, grids and neighbourhoods.
 
-They are coded by moving tokens about. On paper they are attention to all tokens with the weights of some pairs left out, so
-that the two have little in common.
+They are coded by moving tokens about. On paper they are attention to all tokens with the weights of some pairs left
+out, so that the two have little in common.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Conditional equivariance: where the forward pass commutes with a shift of the image, so does the relevance.
 
-The model is the idealised one of the theorem: windows shifted cyclically without a mask, circular padding, no positions.
-Its windows, merges and patches are aligned to a period of pixels; shifts by multiples of it commute with every layer.
+The model is the idealised one of the theorem: windows shifted cyclically without a mask, circular padding, no
+positions. Its windows, merges and patches are aligned to a period of pixels; shifts by multiples of it commute with
+every layer.
 """
 
 from __future__ import annotations

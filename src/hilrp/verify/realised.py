@@ -17,7 +17,10 @@ from hilrp.verify.report import Realisation, Verdict
 
 
 class Source(NamedTuple):
-    """Where a model comes from: a name and an image size for `hilrp.models.random_models.build`, or a function that makes it."""
+    """Where a model comes from.
+
+    A name and an image size for `hilrp.models.random_models.build`, or a function that makes it.
+    """
 
     name: str = ""
     size: int | None = None

@@ -1,9 +1,11 @@
-"""Resolution reduction: four operators as one coordinate-embedded linear map, and the paper's closed forms against the engine.
+"""Resolution reduction.
+
+Four operators as one coordinate-embedded linear map, and the paper's closed forms against the engine.
 
 The matrices and the rules are written with loops over indices, as the paper writes them. Its ``z+`` equations take the
-positive part of the *weight*, the engine's rule that of the *contribution*; for activations that aren't negative, which the
-equations are meant for, the two are the same, and these are used. (With a bias, they differ once more: the engine counts
-it as one more contribution, the paper leaves it out. Merging and depthwise reduction have none.)
+positive part of the *weight*, the engine's rule that of the *contribution*; for activations that aren't negative, which
+the equations are meant for, the two are the same, and these are used. (With a bias, they differ once more: the engine
+counts it as one more contribution, the paper leaves it out. Merging and depthwise reduction have none.)
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ SELECTION = "not one 1 per output"
 class Operator:
     """A resolution reduction: the real module, and how its matrix is written down.
 
-    ``entries`` yields ``(output, input, weight)``: the places in the flattened output and input of one sample. ``zplus`` is
-    the paper's equation: from activations and the outputs' relevance to that of the inputs.
+    ``entries`` yields ``(output, input, weight)``: the places in the flattened output and input of one sample.
+    ``zplus`` is the paper's equation: from activations and the outputs' relevance to that of the inputs.
     """
 
     name: str
@@ -147,7 +149,7 @@ class ShiftedWindows(nn.Module):
 
 
 def shifted_windows() -> Operator:
-    """Place ``(u,v)`` of window ``(m,n)`` holds the token at ``(w m + u + shift, w n + v + shift)``, modulo the side."""
+    """Place ``(u,v)`` of window ``(m,n)`` holds token ``(w m + u + shift, w n + v + shift)``, modulo the side."""
     side, window, shift, dim = 6, 3, 1, 2
 
     def entries() -> Iterator[tuple[int, int, float]]:
@@ -224,7 +226,10 @@ def check(operator: Operator) -> Row:
 
 
 def check_merging_with_norm() -> Row:
-    """Timm's PatchMerging as Swin has it, ``W phi(concat(.))``: the engine against a textbook with the norm's divisor fixed."""
+    """Timm's PatchMerging as Swin has it, ``W phi(concat(.))``.
+
+    The engine against a textbook with the norm's divisor fixed.
+    """
     operator = merging()
     side, _, dim = operator.shape
     module = randomised(PatchMerging(dim, 5), 1)

@@ -1,8 +1,8 @@
 """Slow float64 versions of the rules, on explicit matrices: no autograd, and no code shared with the engine.
 
-Every step of a calculation is taken for ``y = sum_k M_k a_k + c`` with matrices that are held fixed. Its contributions are
-``z_ij = m_ij a_j``, with the constant as one more column, and the relevance of output i is handed out in proportion to a
-function of the ``z_ij``. A `Sheet` is such a calculation, written down step by step and read backwards.
+Every step of a calculation is taken for ``y = sum_k M_k a_k + c`` with matrices that are held fixed. Its contributions
+are ``z_ij = m_ij a_j``, with the constant as one more column, and the relevance of output i is handed out in proportion
+to a function of the ``z_ij``. A `Sheet` is such a calculation, written down step by step and read backwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Approximate equivariance on published weights and photographs: how far maps follow a cyclic shift of the image.
 
-These are measurements. The forward pass of a real model doesn't commute with a shift (positions, window masks, padding);
-the question is how well its maps follow all the same, beside those of the plain gradient.
+These are measurements. The forward pass of a real model doesn't commute with a shift (positions, window masks,
+padding); the question is how well its maps follow all the same, beside those of the plain gradient.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _load(
 
     if images is None:
         raise InputError(
-            "give a folder of photographs with an index.json (--images), and that of the weights if offline (--checkpoints)"
+            "give a folder of photographs with an index.json (--images), and that of the weights if offline "
+            "(--checkpoints)"
         )
     if not (images / "index.json").is_file():
         raise InputError(f'there is no index.json in {images}: a list of {{"file": name}} for the photographs')

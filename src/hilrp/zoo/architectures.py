@@ -152,7 +152,10 @@ ARCHITECTURES = {
 
 
 def vit_encoder(pool: str = "token") -> nn.Module:
-    """The ViT of the zoo without a classifier: for objectives without labels. An embedding is the class token, or the mean of the others (``avg``)."""
+    """The ViT of the zoo without a classifier: for objectives without labels.
+
+    An embedding is the class token, or the mean of the others (``avg``).
+    """
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(num_classes=0, global_pool=pool, fc_norm=False, **_FLAT)
@@ -166,7 +169,10 @@ def towers() -> nn.Module:
 
 
 class Pyramid(nn.Module):
-    """A ResNet's feature maps at an eighth, a sixteenth and a thirty-second of the picture; the finest, if wanted, at a quarter."""
+    """A ResNet's feature maps at an eighth, a sixteenth and a thirty-second of the picture.
+
+    The finest, if wanted, at a quarter.
+    """
 
     WIDTHS = (20, 40, 80, 128)
 

@@ -69,7 +69,10 @@ class Detector(nn.Module):
                 nn.init.constant_(layer.bias[2:], -1.0)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """``logits`` ``[B,queries,classes]`` and ``pred_boxes`` ``[B,queries,4]``: middle, width and height as parts of the picture."""
+        """``logits`` ``[B,queries,classes]`` and ``pred_boxes`` ``[B,queries,4]``.
+
+        Middle, width and height as parts of the picture.
+        """
         return self.steps(x)[-1]
 
     def steps(self, x: Tensor) -> list[dict[str, Tensor]]:

@@ -23,7 +23,10 @@ def with_graph(device: torch.device) -> int:
 
 
 def scores(model: nn.Module, pictures: Tensor, target: Tensor, fast: bool = True) -> Tensor:
-    """The logits of the classes ``target``, one for each picture, without a graph; fast ones in `TensorFloat-32`, where a GPU has it."""
+    """The logits of the classes ``target``, one for each picture, without a graph.
+
+    Fast ones in `TensorFloat-32`, where a GPU has it.
+    """
 
     def run(part: slice) -> Tensor:
         return logits_of(model(pictures[part])).gather(1, target[part, None])[:, 0]
@@ -37,7 +40,9 @@ def scores(model: nn.Module, pictures: Tensor, target: Tensor, fast: bool = True
 def scores_of_changed(
     model: nn.Module, x: Tensor, target: Tensor, each: int, change: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """The scores of so many changed pictures of each image, ``[B,each]``: made where the images are, a full batch at a time.
+    """The scores of so many changed pictures of each image, ``[B,each]``.
+
+    Made where the images are, a full batch at a time.
 
     Args:
         model: The model.
@@ -57,7 +62,10 @@ def scores_of_changed(
 
 @contextmanager
 def _fast() -> Iterator[None]:
-    """Products in TensorFloat-32 where a GPU has it: what millions of changed pictures score needs no more digits than that."""
+    """Products in TensorFloat-32 where a GPU has it.
+
+    What millions of changed pictures score needs no more digits than that.
+    """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:

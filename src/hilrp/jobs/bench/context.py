@@ -1,4 +1,7 @@
-"""What the metrics of one model share: its inputs, and what doesn't depend on the method, computed once and kept on disk."""
+"""What the metrics of one model share.
+
+Its inputs, and what doesn't depend on the method, computed once and kept on disk.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,13 @@ class Effort:
     Attributes:
         images: How many images.
         few: On how many of them what needs the method again is measured (other classes, random weights, shifts).
-        changed: On how many of them the score of changed pictures is looked at for each method (Faithfulness Correlation, pixel flipping).
+        changed: On how many of them the score of changed pictures is looked at for each method (Faithfulness
+            Correlation, pixel flipping).
         runs: Random subsets of Faithfulness Correlation.
         steps: Of pixel flipping.
         shapley_images, permutations: Of Shapley values: images and permutations.
-        segments: What Shapley values are of: ``"grid"``, ``"slic"`` (superpixels) or ``"objects"`` (the true objects of a scene, and
-            all the rest as one).
+        segments: What Shapley values are of: ``"grid"``, ``"slic"`` (superpixels) or ``"objects"`` (the true objects of
+            a scene, and all the rest as one).
         cells: Cells of the grid a side; about as many superpixels as cells.
         again: Whether methods that take hundreds of passes are run again for sanity checks and shifts.
     """
@@ -142,7 +146,10 @@ class Context:
         return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(len(kept))]
 
     def effects(self) -> dict[int, Tensor]:
-        """Of scenes with several objects: what the score of the explained class loses without each, by the number of the sample."""
+        """Of scenes with several objects.
+
+        What the score of the explained class loses without each, by the number of the sample.
+        """
         from PIL import Image
 
         def make() -> dict[str, np.ndarray]:

@@ -1,4 +1,7 @@
-"""The data of the benchmark: images with a class and the place of its object, from scenes, ImageNet-S, PASCAL VOC, or any folder."""
+"""The data of the benchmark.
+
+Images with a class and the place of its object, from scenes, ImageNet-S, PASCAL VOC, or any folder.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,9 @@ def inputs_for(loaded: Loaded, samples: list[Sample], batch: int = 32) -> Inputs
 
 
 def find(spec: str, count: int | None = None) -> list[Sample]:
-    """Samples of ``scenes`` (or ``scenes:SEED``), or of a folder: one with an ``index.json``, ImageNet-S, or a VOC devkit.
+    """Samples of ``scenes`` (or ``scenes:SEED``), or of a folder.
+
+    One with an ``index.json``, ImageNet-S, or a VOC devkit.
 
     Args:
         spec: What, or where.
@@ -114,8 +119,9 @@ def find(spec: str, count: int | None = None) -> list[Sample]:
             samples = reader(folder)
             return samples if count is None else [samples[i] for i in _evenly(len(samples), count)]
     raise InputError(
-        f"{spec}: no data that the benchmark knows. Give scenes, or a folder with index.json (a list of file, label, and boxes or mask), with "
-        "Annotations, JPEGImages and ImageSets (VOC), or with validation and validation-segmentation (ImageNet-S)."
+        f"{spec}: no data that the benchmark knows. Give scenes, or a folder with index.json (a list of file, label, "
+        "and boxes or mask), with Annotations, JPEGImages and ImageSets (VOC), or with validation and "
+        "validation-segmentation (ImageNet-S)."
     )
 
 
@@ -169,7 +175,10 @@ def box_mask(size: tuple[int, int], boxes: list[list[float]]) -> Mask:
 
 
 def _voc(folder: Path) -> list[Sample]:
-    """PASCAL VOC: the test images, or those of validation; the prediction is explained, and the place is that of all boxes."""
+    """PASCAL VOC: the test images, or those of validation.
+
+    The prediction is explained, and the place is that of all boxes.
+    """
     lists = [folder / "ImageSets" / "Main" / f"{name}.txt" for name in ("test", "val", "trainval")]
     found = next((path for path in lists if path.is_file()), None)
     if found is None:
@@ -191,7 +200,10 @@ def _voc(folder: Path) -> list[Sample]:
 
 
 def _imagenet_s(folder: Path) -> list[Sample]:
-    """ImageNet-S: folders by synset; a mask's red and green say the number of the class, from one on, in the order of the folders."""
+    """ImageNet-S: folders by synset.
+
+    A mask's red and green say the number of the class, from one on, in the order of the folders.
+    """
     from timm.data import ImageNetInfo
 
     synsets = ImageNetInfo("imagenet-1k").label_names()

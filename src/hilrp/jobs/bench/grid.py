@@ -69,8 +69,10 @@ class Grid:
 
     Args:
         suite: What is run.
-        folder: Where cells, maps and what they share are kept. A run with other settings into the same folder is refused.
-        device: Where the models are put. All that is drawn by chance is the same everywhere; only times are of one device.
+        folder: Where cells, maps and what they share are kept. A run with other settings into the same folder is
+            refused.
+        device: Where the models are put. All that is drawn by chance is the same everywhere; only times are of one
+            device.
     """
 
     def __init__(self, suite: Suite, folder: Path, device: str = "cpu") -> None:

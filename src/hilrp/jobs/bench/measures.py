@@ -91,7 +91,10 @@ def _shapley(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _classes(context: Context, method: Method, maps: Tensor) -> Figures:
-    """Whether the map changes with the class: how alike maps of two classes of a scene are, and whether each lies on its own object."""
+    """Whether the map changes with the class.
+
+    How alike maps of two classes of a scene are, and whether each lies on its own object.
+    """
     inputs = context.inputs
     pairs = [
         (i, next(label for label in places if label != int(inputs.labels[i])))
@@ -115,7 +118,10 @@ def _classes(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _effect(context: Context, method: Method, maps: Tensor) -> Figures:
-    """Of scenes: how the relevance of each object agrees with what the score really loses without it; one value for each scene."""
+    """Of scenes: how the relevance of each object agrees with what the score really loses without it.
+
+    One value for each scene.
+    """
     found = []
     for i, effects in context.effects().items():
         masks = torch.stack(list(context.inputs.things[i].values()))
@@ -125,7 +131,10 @@ def _effect(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _sanity(context: Context, method: Method, maps: Tensor) -> Figures:
-    """How alike maps are before and after weights are shuffled: of the classifier, of the upper half, of all; and of one layer alone."""
+    """How alike maps are before and after weights are shuffled: of the classifier, of the upper half, of all.
+
+    And of one layer alone.
+    """
     if method.kind == "perturbation" and not context.effort.again:
         return {}
     x, labels = context.inputs.x[: context.effort.few], context.inputs.labels[: context.effort.few]
@@ -148,11 +157,12 @@ def _sanity(context: Context, method: Method, maps: Tensor) -> Figures:
 def randomised(model: nn.Module, part: str, seed: int = 0) -> nn.Module:
     """A copy with shuffled parameters, which keep their distribution; the others are those of the model itself.
 
-    ``part`` says what is shuffled: the classifier (``"head"``), that and the upper half of the layers (``"half"``), everything
-    (``"all"``), or the layer in the middle alone (``"one"``). It is done on the model's device: a seed means other orders on a GPU than
-    on a CPU.
+    ``part`` says what is shuffled: the classifier (``"head"``), that and the upper half of the layers (``"half"``),
+    everything (``"all"``), or the layer in the middle alone (``"one"``). It is done on the model's device: a seed means
+    other orders on a GPU than on a CPU.
     """
-    # Models that keep attention biases, which are made of parameters, drop them here: they can't be copied, and wouldn't be shuffled.
+    # Models that keep attention biases, which are made of parameters, drop them here: they can't be copied, and
+    # wouldn't be shuffled.
     model.eval()
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     head = model.get_classifier() if hasattr(model, "get_classifier") else layers[-1]  # type: ignore[operator]
@@ -173,7 +183,10 @@ def randomised(model: nn.Module, part: str, seed: int = 0) -> nn.Module:
 
 
 def _equivariance(context: Context, method: Method, maps: Tensor) -> Figures:
-    """How alike the map of a shifted picture and the shifted map are: the mean over cyclic shifts by an eighth and a quarter."""
+    """How alike the map of a shifted picture and the shifted map are.
+
+    The mean over cyclic shifts by an eighth and a quarter.
+    """
     if method.kind == "perturbation" and not context.effort.again:
         return {}
     x, labels = context.inputs.x[: context.effort.few], context.inputs.labels[: context.effort.few]
@@ -186,7 +199,10 @@ def _equivariance(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _cost(context: Context, method: Method, maps: Tensor) -> Figures:
-    """Time relative to a forward pass and the gradient of the input; images that go through the model; memory, on a GPU."""
+    """Time relative to a forward pass and the gradient of the input; images that go through the model.
+
+    Memory, on a GPU.
+    """
     cuda = context.inputs.x.device.type == "cuda"
     model, size = context.loaded.model, 8 if cuda else 2
     x, labels = context.inputs.x[:size], context.inputs.labels[:size]

@@ -31,51 +31,60 @@ class Section:
 SECTIONS = (
     Section(
         "Pointing Game",
-        "How often the strongest pixel lies on the object. Where several pixels are the strongest, the part of them that does. The controls look at no model.",
+        "How often the strongest pixel lies on the object. Where several pixels are the strongest, the part of them "
+        "that does. The controls look at no model.",
         {"pointing": 1},
     ),
     Section(
         "Relevance mass, average precision, IoU",
-        "Energy excess: the part of the positive relevance on the object, less the part of the picture that it covers. Average precision: how well the map tells the "
-        "object's pixels from the others. IoU: of the object with as many of the strongest pixels as it has.",
+        "Energy excess: the part of the positive relevance on the object, less the part of the picture that it "
+        "covers. Average precision: how well the map tells the object's pixels from the others. IoU: of the object "
+        "with as many of the strongest pixels as it has.",
         {"energy excess": 1, "average precision": 1, "IoU": 1},
     ),
     Section(
         "Conservation",
-        "Of relevance methods: the sum of the map relative to the explained score (median; 1 is exact), and the part of the score that the books can't account for (0 is exact).",
+        "Of relevance methods: the sum of the map relative to the explained score (median; 1 is exact), and the part "
+        "of the score that the books can't account for (0 is exact).",
         {"pixels' share": 0, "residual": -1},
     ),
     Section(
         "Agreement with Shapley values",
-        "Spearman correlation, over segments of the picture (the cells of a grid, unless superpixels or objects were asked for), of the map's sum with sampled Shapley values of the score. "
-        "LIME fits a linear model to the same grid and the same mean colour, and Occlusion and RISE put the same colour: they are close to this reference by construction.",
+        "Spearman correlation, over segments of the picture (the cells of a grid, unless superpixels or objects were "
+        "asked for), of the map's sum with sampled Shapley values of the score. LIME fits a linear model to the same "
+        "grid and the same mean colour, and Occlusion and RISE put the same colour: they are close to this reference "
+        "by construction.",
         {"Shapley agreement": 1},
     ),
     Section(
         "The true effect of an object",
-        "In scenes: Spearman correlation, over the objects of a scene, of the relevance on each with what the score loses when that object is taken out of the picture.",
+        "In scenes: Spearman correlation, over the objects of a scene, of the relevance on each with what the score "
+        "loses when that object is taken out of the picture.",
         {"true effect": 1},
     ),
     Section(
         "Pixel flipping",
-        "Area under the score while pixels are replaced by the mean colour: most relevant first (MoRF, smaller is better), least relevant first (LeRF, larger), and the difference. Images that score no "
-        "better than their mean colour are left out.",
+        "Area under the score while pixels are replaced by the mean colour: most relevant first (MoRF, smaller is "
+        "better), least relevant first (LeRF, larger), and the difference. Images that score no better than their "
+        "mean colour are left out.",
         {"flip": 1, "morf": -1, "lerf": 1},
     ),
     Section(
         "Faithfulness Correlation",
-        "Correlation, over random subsets of pixels, of their relevance with what the score loses when they are replaced by the mean colour: 224 single pixels (Quantus's number), and a tenth of "
-        "the model's patches.",
+        "Correlation, over random subsets of pixels, of their relevance with what the score loses when they are "
+        "replaced by the mean colour: 224 single pixels (Quantus's number), and a tenth of the model's patches.",
         {"faithfulness correlation (pixels)": 1, "faithfulness correlation (patches)": 1},
     ),
     Section(
         "Class sensitivity",
-        "In scenes with several objects: how alike (Spearman) the maps of two classes are, and how often each of the two has more of its mass on its own object than on the other's.",
+        "In scenes with several objects: how alike (Spearman) the maps of two classes are, and how often each of the "
+        "two has more of its mass on its own object than on the other's.",
         {"class sensitivity": -1, "moves to the other object": 1},
     ),
     Section(
         "Sanity check",
-        "How alike (size of the Spearman correlation) maps are before and after weights are shuffled: a map that stays the same doesn't depend on what the model has learned.",
+        "How alike (size of the Spearman correlation) maps are before and after weights are shuffled: a map that "
+        "stays the same doesn't depend on what the model has learned.",
         {
             "sanity, cascading: head": -1,
             "sanity, cascading: upper half": -1,
@@ -85,17 +94,20 @@ SECTIONS = (
     ),
     Section(
         "Equivariance",
-        "How alike (Spearman) the map of a shifted picture and the shifted map are: the mean over cyclic shifts by an eighth and a quarter of the picture. The models themselves are not equivariant.",
+        "How alike (Spearman) the map of a shifted picture and the shifted map are: the mean over cyclic shifts by "
+        "an eighth and a quarter of the picture. The models themselves are not equivariant.",
         {"equivariance": 1},
     ),
     Section(
         "Misclassified samples",
-        "Where the model is wrong: the energy excess, on the true object, of the map of the class that it says, and of the true class.",
+        "Where the model is wrong: the energy excess, on the true object, of the map of the class that it says, and "
+        "of the true class.",
         {"misclassified: predicted class": 0, "misclassified: true class": 0},
     ),
     Section(
         "Cost",
-        "Images that go through the model for one map; time and (on a GPU) peak memory relative to a plain forward and backward pass.",
+        "Images that go through the model for one map; time and (on a GPU) peak memory relative to a plain forward "
+        "and backward pass.",
         {"forward passes": -1, "time ratio": -1, "memory ratio": -1},
     ),
 )
@@ -106,7 +118,8 @@ OVERALL = "all"
 #: What is shown of rule sets and gammas beside each other.
 RULES = Section(
     "Rules and gamma",
-    "HiLRP with other rules and other gammas. `hilrp` is gamma 0.25 with conservation-preserving attention; `secant` is relative to each image's mean colour.",
+    "HiLRP with other rules and other gammas. `hilrp` is gamma 0.25 with conservation-preserving attention; `secant` "
+    "is relative to each image's mean colour.",
     {"pointing": 1, "energy excess": 1, "pixels' share": 0, "residual": -1, "Shapley agreement": 1, "flip": 1},
 )
 
@@ -115,7 +128,8 @@ RULES = Section(
 PAIR = ("secant", "hilrp")
 PAIRED = Section(
     "Secant against the paper's preset",
-    "HiLRP, secant less HiLRP: means of the differences on the same images with their intervals. Marked as best or worst is a difference whose whole interval is better or worse.",
+    "HiLRP, secant less HiLRP: means of the differences on the same images with their intervals. Marked as best or "
+    "worst is a difference whose whole interval is better or worse.",
     {
         name: better
         for section in SECTIONS
@@ -143,7 +157,10 @@ def split(cells: Iterable[Cell]) -> tuple[list[Cell], list[Cell]]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table as it is shown: a method's title, its kind, a cell for each model, and one for all of them together."""
+    """A row of a table as it is shown.
+
+    A method's title, its kind, a cell for each model, and one for all of them together.
+    """
 
     name: str
     title: str
@@ -159,7 +176,8 @@ class Shown:
     Attributes:
         value: The estimate.
         why: Why there is none.
-        mark: ``"best"`` or ``"worst"`` of the methods that look at the model; of a difference, whether all of its interval is better or worse.
+        mark: ``"best"`` or ``"worst"`` of the methods that look at the model; of a difference, whether all of its
+            interval is better or worse.
     """
 
     value: Estimate | None
@@ -235,7 +253,10 @@ def number(value: float) -> str:
 
 
 def markdown(cells: Iterable[Cell], title: str, facts: dict[str, Any]) -> str:
-    """All tables as Markdown. Best values are bold, worst ones in italics; a dash is a method that has no meaning on the model."""
+    """All tables as Markdown. Best values are bold, worst ones in italics.
+
+    A dash is a method that has no meaning on the model.
+    """
     cells = list(cells)
     lines = [f"# {title}", "", _introduction(facts), ""]
     main, rules = split(cells)
@@ -261,7 +282,7 @@ def _section(section: Section, found: dict[str, Table]) -> list[str]:
 
 
 def as_table(models: list[str], shown: list[Row]) -> list[str]:
-    """Rows as the lines of a Markdown table, with a last column for all models together where a row has a value for that."""
+    """Rows as the lines of a Markdown table, with a last column for all models together where there is a value."""
     several = len(models) > 1 and has_overall(shown)
     heads = [short(model) for model in models] + [OVERALL] * several
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
@@ -279,9 +300,11 @@ def has_overall(shown: list[Row]) -> bool:
 def _introduction(facts: dict[str, Any]) -> str:
     effort = facts.get("effort", {})
     return (
-        f"Up to {effort.get('images')} images of {facts.get('data')}; hilrp {facts.get('hilrp')}, torch {facts.get('packages', {}).get('torch')}, "
-        f"{facts.get('device')}. Means over images with 95 % bootstrap intervals. The best value of a column is bold, the worst in italics, of the methods that "
-        "look at the model; a dash is a method that has no meaning on the model. The last column is the mean and the standard deviation over the models."
+        f"Up to {effort.get('images')} images of {facts.get('data')}; hilrp {facts.get('hilrp')}, torch "
+        f"{facts.get('packages', {}).get('torch')}, {facts.get('device')}. Means over images with 95 % bootstrap "
+        "intervals. The best value of a column is bold, the worst in italics, of the methods that look at the model; "
+        "a dash is a method that has no meaning on the model. The last column is the mean and the standard deviation "
+        "over the models."
     )
 
 

@@ -64,8 +64,9 @@ _REAL = {
 def suite(name: str, data: str | None = None) -> Suite:
     """A suite by name.
 
-    ``quick`` is a first look at four families; ``paper`` the whole grid on the zoo; ``real`` published weights on photographs with boxes, and
-    ``real-masks`` on photographs with masks: these look for checkpoints and images where HILRP_SHARED points.
+    ``quick`` is a first look at four families; ``paper`` the whole grid on the zoo; ``real`` published weights on
+    photographs with boxes, and ``real-masks`` on photographs with masks: these look for checkpoints and images where
+    HILRP_SHARED points.
     """
     measures = tuple(MEASURES)
     if name == "quick":
@@ -78,7 +79,8 @@ def suite(name: str, data: str | None = None) -> Suite:
         shared = Path(os.environ.get("HILRP_SHARED") or "../shared")
         if data is None and not shared.is_dir():
             raise InputError(
-                f"--suite {name}: there is no folder {shared} with checkpoints and images. Set HILRP_SHARED, or give --data and --model."
+                f"--suite {name}: there is no folder {shared} with checkpoints and images. Set HILRP_SHARED, or give "
+                "--data and --model."
             )
         models = tuple(f"{model}@{shared / 'checkpoints' / file}.safetensors" for model, file in _REAL.items())
         photographs = tuple(m for m in measures if not MEASURES[m].scenes)

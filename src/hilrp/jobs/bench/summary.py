@@ -81,7 +81,10 @@ class Table:
         return {m: self.cells[model, m] for m in among if (model, m) in self.cells}
 
     def over_models(self, method: str) -> Estimate | None:
-        """The mean of a method over several models, each counted once; ``None`` unless it has a value on all of them."""
+        """The mean of a method over several models, each counted once.
+
+        ``None`` unless it has a value on all of them.
+        """
         means = [self.cells[model, method].mean for model in self.models if (model, method) in self.cells]
         return estimate(means) if len(means) == len(self.models) > 1 else None
 
@@ -105,7 +108,10 @@ def tables(cells: Iterable[Cell]) -> dict[str, Table]:
 
 
 def differences(cells: Iterable[Cell], method: str, other: str) -> dict[tuple[str, str], Estimate]:
-    """Figure and model -> by how much a method is above another on the same images, in the mean. Figures that both don't have for all of them are left out."""
+    """Figure and model -> by how much a method is above another on the same images, in the mean.
+
+    Figures that both don't have for all of them are left out.
+    """
     known = {(c.model, c.method, name): values for c in cells for name, values in c.figures.items()}
     found = {}
     for (model, by, name), values in known.items():

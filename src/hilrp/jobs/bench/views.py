@@ -1,4 +1,7 @@
-"""Maps without labels: what makes a picture and its mirror image alike to an encoder, and how that differs between pretraining objectives."""
+"""Maps without labels.
+
+What makes a picture and its mirror image alike to an encoder, and how that differs between pretraining objectives.
+"""
 
 from __future__ import annotations
 

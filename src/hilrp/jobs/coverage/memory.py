@@ -9,7 +9,10 @@ import torch
 
 
 def free_part(device: str = "cpu") -> float | None:
-    """Which part of the memory is free, of the machine's and of the device's the smaller; ``None`` where nobody says."""
+    """Which part of the memory is free, of the machine's and of the device's the smaller.
+
+    ``None`` where nobody says.
+    """
     parts = [free / total for total, free in (_machine(), _device(device)) if total]
     return min(parts, default=None)
 

@@ -63,7 +63,10 @@ def _version(settings: Settings, library: str) -> str:
 
 
 def totals(rows: list[Row]) -> list[str]:
-    """How many models there are, passed, and have an even split; the largest residual and leak of all, passed or not."""
+    """How many models there are, passed, and have an even split.
+
+    The largest residual and leak of all, passed or not.
+    """
     sound = [row for row in rows if row["status"] == "pass"]
     worst = []
     for key in ("residual", "leak"):
@@ -138,8 +141,9 @@ def _splits(runs: Sequence[Run]) -> str:
         for (what, why), names in sorted(models.items())
     ]
     text = (
-        "## Even splits\n\nIn a product of two factors that depend on the input, the one that is less of a gate carries the relevance "
-        "(see docs/engine.md). Where neither is, they share evenly. All products in the runs above where that happened:\n\n"
+        "## Even splits\n\nIn a product of two factors that depend on the input, the one that is less of a gate "
+        "carries the relevance (see docs/engine.md). Where neither is, they share evenly. All products in the runs "
+        "above where that happened:\n\n"
     )
     return text + _table(("product", "models", "why it is split"), lines)
 

@@ -16,8 +16,8 @@ from hilrp.jobs.coverage import worker
 from hilrp.jobs.coverage.memory import default_jobs, free_part, part_used_by
 from hilrp.jobs.coverage.store import Settings, Store
 
-#: Another model is started while the first part of the memory is free. Below the second, the largest model is stopped, if
-#: it takes up more than the third.
+#: Another model is started while the first part of the memory is free. Below the second, the largest model is stopped,
+#: if it takes up more than the third.
 _ROOM, _SHORTAGE, _LARGE = 0.3, 0.06, 0.1
 
 Row = dict[str, Any]

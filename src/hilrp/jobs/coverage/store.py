@@ -81,7 +81,8 @@ class Store:
             ]
             if changed:
                 raise InputError(
-                    f"{folder} holds results of other settings ({'; '.join(changed)}). Use another folder (--output), or discard them with --fresh."
+                    f"{folder} holds results of other settings ({'; '.join(changed)}). Use another folder (--output), "
+                    "or discard them with --fresh."
                 )
         else:
             _write(kept, asdict(settings))

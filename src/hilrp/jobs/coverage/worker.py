@@ -32,8 +32,8 @@ _MEMORY_SIGNS = (
 def audit_row(name: str, settings: Settings) -> dict[str, Any]:
     """The row of one model: its verdict (``status``), its figures, and why it fails if it does.
 
-    Where the pixels' share is so small that an error in it would be lost in the tolerance, the model is audited in float64,
-    if it runs in that type.
+    Where the pixels' share is so small that an error in it would be lost in the tolerance, the model is audited in
+    float64, if it runs in that type.
 
     Example:
         >>> audit_row("timm/test_vit", Settings(batch=1))["status"]

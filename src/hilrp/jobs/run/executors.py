@@ -30,7 +30,8 @@ def choose(workers: int | None, address: str | None, device: str = "cpu") -> str
         )
     if several and importlib.util.find_spec("ray") is None:
         raise UnavailableError(
-            "several workers need Ray, which is not installed. Install it with: pip install 'hilrp[scale]'; or run with one worker, and several runs beside each other with --shard."
+            "several workers need Ray, which is not installed. Install it with: pip install 'hilrp[scale]'; or run "
+            "with one worker, and several runs beside each other with --shard."
         )
     return "ray" if several else "local"
 
@@ -60,7 +61,10 @@ class _Actor:
 
 
 def on_ray(job: Job, pieces: Sequence[Piece], workers: int, address: str | None) -> Iterator[Done]:
-    """On actors of Ray, on this machine or a cluster; an actor that is killed is started again, and its pieces with it."""
+    """On actors of Ray, on this machine or a cluster.
+
+    An actor that is killed is started again, and its pieces with it.
+    """
     import ray
     import ray.data
 

@@ -19,7 +19,8 @@ from typing import Any
 from hilrp.models.images import ENDINGS
 from hilrp.util.errors import InputError, UnavailableError
 
-#: An image: its ``id``, where it is (``file``, ``tar``, ``parquet``, ``hub`` or ``scene``), perhaps its ``label``, ``boxes`` and ``mask``.
+#: An image: its ``id``, where it is (``file``, ``tar``, ``parquet``, ``hub`` or ``scene``), perhaps its ``label``,
+#: ``boxes`` and ``mask``.
 Item = dict[str, Any]
 
 #: What columns and features of an image, its class and the place of its object are called.
@@ -32,8 +33,9 @@ def find(spec: str, split: str | None = None, output: Path | None = None) -> Ite
     """The items of a data set, in an order that is always the same.
 
     Args:
-        spec: A folder (with ``index.json``, with a folder for each class, or with images), shards of tar files or Parquet files (a file, a folder of them, or a glob), ``hub:NAME``
-            for a data set of the Hugging Face hub, ``scenes:SEED:COUNT``, or ``tagged:SEED:COUNT`` for scenes with the planted shortcut.
+        spec: A folder (with ``index.json``, with a folder for each class, or with images), shards of tar files or
+            Parquet files (a file, a folder of them, or a glob), ``hub:NAME`` for a data set of the Hugging Face hub,
+            ``scenes:SEED:COUNT``, or ``tagged:SEED:COUNT`` for scenes with the planted shortcut.
         split: Of a data set of the hub.
         output: Where results go: nothing in it is data.
     """
@@ -51,7 +53,8 @@ def find(spec: str, split: str | None = None, output: Path | None = None) -> Ite
     if all(path.suffix.lower() in ENDINGS for path in paths):
         return (_image(path, name) for path, name in zip(paths, _names(paths), strict=True))
     raise InputError(
-        f"--data {spec}: neither images nor .tar nor .parquet files alone. Give one kind; uncompress .tar.gz first, since images are read from where they are in a shard."
+        f"--data {spec}: neither images nor .tar nor .parquet files alone. Give one kind; uncompress .tar.gz first, "
+        "since images are read from where they are in a shard."
     )
 
 
@@ -62,7 +65,8 @@ def _paths(spec: str) -> list[Path]:
     found = sorted(Path(p) for p in glob.glob(spec, recursive=True))
     if not found:
         raise InputError(
-            f"--data {spec}: no such file or folder, and no file fits it as a pattern. Give a folder, .tar or .parquet files, hub:NAME, or scenes:SEED:COUNT."
+            f"--data {spec}: no such file or folder, and no file fits it as a pattern. Give a folder, .tar or "
+            ".parquet files, hub:NAME, or scenes:SEED:COUNT."
         )
     return found
 
@@ -126,7 +130,7 @@ def _folder(folder: Path, spec: str, split: str | None, output: Path | None) -> 
 
 
 def _walk(folder: Path, endings: tuple[str, ...], results: Path | None) -> Iterator[Path]:
-    """The files in a folder and in the folders in it, in order, but for hidden ones and what is in the folder of the results."""
+    """The files in a folder and below it, in order, but for hidden ones and those in the folder of the results."""
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or (results is not None and entry.resolve() == results):
             continue
@@ -161,7 +165,10 @@ def _index(folder: Path) -> Iterator[Item]:
 
 
 def _tars(paths: list[Path]) -> Iterator[Item]:
-    """Shards as webdataset has them: files of one sample follow each other and have the same name up to the first dot."""
+    """Shards as webdataset has them.
+
+    Files of one sample follow each other and have the same name up to the first dot.
+    """
     for path, name in zip(paths, _names(paths), strict=True):
         stamp = _stamp(path)
         try:
@@ -185,7 +192,10 @@ def _tars(paths: list[Path]) -> Iterator[Item]:
 
 
 def _broken(path: Path, name: str, said: str, count: int) -> Item:
-    """One of several files that can't be read is a row with an error; if it is the only one, there is nothing to run."""
+    """One of several files that can't be read is a row with an error.
+
+    If it is the only one, there is nothing to run.
+    """
     if count == 1:
         raise InputError(f"{path}: {said}")
     return {"id": _text(name), "error": said}
@@ -232,14 +242,16 @@ def _parquets(paths: list[Path]) -> Iterator[Item]:
         image, label, boxes, mask = (_first(names, wanted) for wanted in (_IMAGES, _LABELS, _BOXES, _MASKS))
         if image is None:
             raise InputError(
-                f"{path}: no column of images; it has {', '.join(names)}. Call it {' or '.join(_IMAGES[:2])}, with the bytes of a file in each row."
+                f"{path}: no column of images; it has {', '.join(names)}. Call it {' or '.join(_IMAGES[:2])}, with "
+                "the bytes of a file in each row."
             )
         plain = [name for name in ("id", label, boxes) if name in names]
         for group in range(file.num_row_groups):
             about = file.metadata.row_group(group)
             if about.total_byte_size > _GROUP:
                 raise InputError(
-                    f"{path}: a row group of {about.total_byte_size / 2**30:.1f} GiB, which would have to be held at once. Write it again with row_group_size=1000 or less."
+                    f"{path}: a row group of {about.total_byte_size / 2**30:.1f} GiB, which would have to be held at "
+                    "once. Write it again with row_group_size=1000 or less."
                 )
             known = file.read_row_group(group, columns=plain).to_pylist()
             for row in range(about.num_rows):
@@ -288,7 +300,8 @@ def hub(name: str, split: str | None) -> Any:
         return datasets.load_dataset(name, split=split)
     except Exception as error:  # of connections, names, splits
         raise InputError(
-            f"hub:{name}: split {split!r} can't be loaded ({type(error).__name__}: {error}). Give --split, or check the connection."
+            f"hub:{name}: split {split!r} can't be loaded ({type(error).__name__}: {error}). Give --split, or check "
+            "the connection."
         ) from error
 
 

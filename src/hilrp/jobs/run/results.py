@@ -75,7 +75,9 @@ class Results:
         if self.missing:
             names = ", ".join(piece.name for piece in self.missing[:3])
             raise InputError(
-                f"{len(self.missing)} of {len(self.pieces)} pieces are not done ({names}{', ...' if len(self.missing) > 3 else ''}). Run `hilrp run` again with the same settings first."
+                f"{len(self.missing)} of {len(self.pieces)} pieces are not done "
+                f"({names}{', ...' if len(self.missing) > 3 else ''}). Run `hilrp run` again with the same settings "
+                "first."
             )
         parquet = arrow("pyarrow.parquet")
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def encoded(rows: Sequence[Row], columns: Any) -> bytes:
 
 
 def figures(relevance: Tensor, masks: Tensor | None) -> list[Row]:
-    """What maps ``[B,H,W]`` say, by themselves and beside the places of objects, ``[B,H,W]`` with zeros where none is known."""
+    """What maps ``[B,H,W]`` say, by themselves and beside the places of objects (zeros where none is known)."""
     maps = relevance.detach().float()
     positive = maps.clamp(min=0)
     total = positive.flatten(1).sum(1)

@@ -59,7 +59,9 @@ class Store:
         return self.folder / f"items-{manifest['items_sha256'][:16]}.jsonl"
 
     def begin(self, items: Iterable[Item], settings: dict[str, Any], size: int, limit: int | None) -> dict[str, Any]:
-        """Writes the list of items and the manifest, or checks that those that are there are the same. Returns the manifest.
+        """Writes the list of items and the manifest, or checks that those that are there are the same.
+
+        Returns the manifest.
 
         Several may begin at once in one folder: the first to write the manifest wins, and all others have to fit it.
         """
@@ -105,7 +107,8 @@ class Store:
                 f"{name}: {_short(found.get(name))} there, {_short(wanted.get(name))} now" for name in other
             )
             raise InputError(
-                f"{self.folder}: a run with other settings is in it ({lines}). Its rows and new ones would not be of one run. Choose another folder, or take the same settings."
+                f"{self.folder}: a run with other settings is in it ({lines}). Its rows and new ones would not be of "
+                "one run. Choose another folder, or take the same settings."
             )
 
     def manifest(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""What the rows of a run say about a data set: verdicts, where evidence lies, and which classes seem to rest on a shortcut."""
+"""What the rows of a run say about a data set.
+
+Verdicts, where evidence lies, and which classes seem to rest on a shortcut.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from hilrp.jobs.run.rows import GRID, grid_of
 ENOUGH = 10
 #: How many images are shown of each kind.
 SHOWN = 8
-#: A place is a window of so many cells a side, and it matters in an image if it holds this part of the evidence for the class.
+#: A place is a window of so many cells a side, and it matters in an image if it holds this part of the evidence for the
+#: class.
 _WINDOW, _HELD = 3, 0.5
 #: A place that is given tells something if it covers no more than this part of the picture.
 _TELLING = 0.9
@@ -224,8 +228,8 @@ def _suspects(group: Group) -> list[Suspect]:
         if others and suspicious.max() > 0:
             row, column = np.unravel_index(int(suspicious.argmax()), suspicious.shape)
             why = (
-                f"in {part[row, column]:.0%} of {each.count} images {_where(int(row), int(column))} holds half of the evidence for it or more, "
-                f"in those of other classes in {rest[row, column]:.0%}"
+                f"in {part[row, column]:.0%} of {each.count} images {_where(int(row), int(column))} holds half of the "
+                f"evidence for it or more, in those of other classes in {rest[row, column]:.0%}"
             )
             found.append(Suspect(group.model, group.method, index, each.name, "a constant place", why))
         if typical is not None and each.on_object is not None and each.on_object < 0.5 * typical:

@@ -1,4 +1,7 @@
-"""Explains pieces of a data set: images are read and prepared ahead, on threads of their own, while others are explained."""
+"""Explains pieces of a data set.
+
+Images are read and prepared ahead, on threads of their own, while others are explained.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ class Worker:
                 yield from self._finished(waiting.result(), made)
 
     def _batches(self, found: Iterator[_Read | None]) -> Iterator[_Batch | None]:
-        """Batches of images of one piece each, so that what is explained together doesn't depend on what was done before."""
+        """Batches of images of one piece each: what is explained together doesn't depend on what was done before."""
         batch: _Batch | None = None
         for each in found:
             if each is None:
@@ -161,7 +164,10 @@ class Worker:
             made.clear()
 
     def _ahead(self, pool: ThreadPoolExecutor, pieces: Iterable[Piece]) -> Iterator[_Read | None]:
-        """The images of pieces, in order, some batches of them prepared ahead; ``None`` where all before has to be finished first."""
+        """The images of pieces, in order, some batches of them prepared ahead.
+
+        ``None`` where all before has to be finished first.
+        """
         waiting: deque[tuple[Piece, int, Future[Prepared]]] = deque()
 
         def taken(left: int) -> Iterator[_Read]:
@@ -212,7 +218,10 @@ class Worker:
         return made
 
     def _explained(self, place: int, images: list[tuple[int, Prepared]], x: Tensor | None) -> list[Row]:
-        """The rows of one model; images whose form differs are explained by themselves, and so are those of a batch that fails."""
+        """The rows of one model.
+
+        Images whose form differs are explained by themselves, and so are those of a batch that fails.
+        """
         if not images:
             return []
         name, loaded = self.models[place]
@@ -319,7 +328,10 @@ def _sums(method: Method, maps: Tensor, scores: Tensor) -> list[Row]:
 
 
 def label_index(loaded: Loaded, label: Any) -> int | None:
-    """The class of a label, by number, name, or name of a folder of ImageNet; ``None`` if the model knows none of it."""
+    """The class of a label, by number, name, or name of a folder of ImageNet.
+
+    ``None`` if the model knows none of it.
+    """
     if label is None:
         return None
     if isinstance(label, str) and label in (synsets := _synsets()) and len(loaded.classes or ()) == len(synsets):

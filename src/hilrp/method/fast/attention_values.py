@@ -1,8 +1,11 @@
-"""Fused attention whose weights are held fixed: the gradient of the values alone, for the cost of one more forward pass.
+"""Fused attention whose weights are held fixed.
 
-torch's backward kernel computes the gradients of queries, keys and values together. That of the values is ``A^T g`` with the weights
-``A_ij = exp(s_ij - l_i)``, where ``l`` are the logarithms of the softmax's sums. The forward kernel itself computes it, with keys for queries, queries for
-keys, ``g`` for values and ``-l`` as a bias: it normalises over the queries, and returns the sums that undo that.
+The gradient of the values alone, for the cost of one more forward pass.
+
+torch's backward kernel computes the gradients of queries, keys and values together. That of the values is ``A^T g``
+with the weights ``A_ij = exp(s_ij - l_i)``, where ``l`` are the logarithms of the softmax's sums. The forward kernel
+itself computes it, with keys for queries, queries for keys, ``g`` for values and ``-l`` as a bias: it normalises over
+the queries, and returns the sums that undo that.
 """
 
 from __future__ import annotations

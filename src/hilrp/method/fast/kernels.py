@@ -1,6 +1,7 @@
 """What is computed value by value between the products of a rule.
 
-Each function is written in torch; on a GPU that has Triton, `triton_kernels` runs it as one kernel. ``HILRP_FUSED=0`` in the environment turns that off.
+Each function is written in torch; on a GPU that has Triton, `triton_kernels` runs it as one kernel. ``HILRP_FUSED=0``
+in the environment turns that off.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def quotient(held: Tensor, m: Tensor, share: float) -> Tensor:
-    """``held / (|held| + share m)``: with the sign of ``held``, what of it is left in ``held + sign(held) share m``; zero where both are."""
+    """``held / (|held| + share m)``: with the sign of ``held``, what of it is left in ``held + sign(held) share m``.
+
+    Zero where both are.
+    """
     if (fused := _fused(held, m)) is not None:
         return fused.quotient(held, m, share)
     # One buffer, and few passes over it: these tensors are as large as the layers' outputs.
@@ -55,7 +59,10 @@ def shared_out(
 
 
 def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """The gradients of the two products under the `least_weight` of each unit; ``left`` has the sign of what is shared out."""
+    """The gradients of the two products under the `least_weight` of each unit.
+
+    ``left`` has the sign of what is shared out.
+    """
     if (fused := _fused(g, left)) is not None:
         return fused.bounded_shares(g, left, bound)
     size = left.abs()
@@ -65,7 +72,7 @@ def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tenso
 
 
 def least_weight(left: Tensor, bound: float) -> Tensor:
-    """The weight of the least gamma under which a unit hands out at most ``bound`` times as much relevance, in size, as it gets.
+    """The weight of the least gamma under which a unit hands out at most ``bound`` times the relevance that it gets.
 
     ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing cancels, zero where all does.
     Contributions with the sign of the output then sum to ``p = 1 + left``, the others to ``n = 1 - left``. Under gamma
@@ -121,7 +128,8 @@ def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, groups: tu
 def add_shares(total: Tensor, c: Tensor, g: Tensor, scale: float) -> bool:
     """Adds ``scale sum(c g)`` of each sample to its total, if that can be done in one go.
 
-    The samples of ``g`` are one after the other; ``c`` broadcasts against it, and differs along the last axis or the second alone.
+    The samples of ``g`` are one after the other; ``c`` broadcasts against it, and differs along the last axis or the
+    second alone.
     """
     fused = _fused(g) if g.ndim > 1 else None
     if fused is None or g.shape[0] % len(total) or len(total) > _MOST_SAMPLES:

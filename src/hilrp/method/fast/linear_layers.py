@@ -1,8 +1,9 @@
 """Linear layers and convolutions, whose backward pass computes what is asked for and no more.
 
-Queries and keys of attention get no relevance back under most rules, and where one layer makes queries, keys and values together, two thirds of its
-products would be computed for zeros. So a layer watches which of its features relevance comes back to (`Demand`), and
-the products of the rule run in the backward pass, for these features alone. The structure of the graph decides it, not a value.
+Queries and keys of attention get no relevance back under most rules, and where one layer makes queries, keys and values
+together, two thirds of its products would be computed for zeros. So a layer watches which of its features relevance
+comes back to (`Demand`), and the products of the rule run in the backward pass, for these features alone. The structure
+of the graph decides it, not a value.
 """
 
 from __future__ import annotations
@@ -162,12 +163,15 @@ def _each(value: Any, axes: int) -> list[int]:
 
 
 def apply(call: Call, share: float = 0.0) -> Tensor:
-    """A layer under the gamma rule, of which ``share`` is the weight of the second product; zero is the epsilon rule."""
+    """A layer under the gamma rule, of which ``share`` is the weight of the second product.
+
+    Zero is the epsilon rule.
+    """
     x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
     own, y = _map_of(call), call.value()
     known = Signs.known(x) if share and x.dtype == y.dtype else None
-    # A layer that waits keeps its input and its output, else a quotient for each output and a sign for each input. That is less where it isn't wider than its
-    # input, and for a convolution unless its input is kept anyway.
+    # A layer that waits keeps its input and its output, else a quotient for each output and a sign for each input. That
+    # is less where it isn't wider than its input, and for a convolution unless its input is kept anyway.
     waits = weight.shape[0] > weight.shape[1] if isinstance(own, _Linear) else known is not None and known.f is None
     return _Layer.apply(x, y, weight, bias, own, share, call.account(y, "bias"), waits, known)
 

@@ -1,6 +1,7 @@
 """The functions of `kernels`, each as one Triton kernel: what lies between a rule's products is bound by memory.
 
-Numbers are those of the plain functions up to the last digits. Sums of constants' shares are added up in float64 by atomic operations.
+Numbers are those of the plain functions up to the last digits. Sums of constants' shares are added up in float64 by
+atomic operations.
 """
 
 # Triton reads the annotations of its kernels.
@@ -181,7 +182,9 @@ def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
 def shared_out(
     g: Tensor, held: Tensor, m: Tensor, share: float, bias: Tensor | None, total: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """See `kernels.shared_out`: of matrices whose rows may be parts of longer ones; what a bias keeps is added to the totals of samples.
+    """See `kernels.shared_out`: of matrices whose rows may be parts of longer ones.
+
+    What a bias keeps is added to the totals of samples.
 
     The first result takes the place of ``m``.
     """
@@ -247,7 +250,8 @@ def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, centre: bo
 def add_shares(total: Tensor, c: Tensor, g: Tensor, by_row: bool, scale: float) -> None:
     """Adds ``scale sum(c g)`` of each sample to its total.
 
-    ``g`` is a matrix, the rows of which belong to the samples in turn. ``c`` has a value for each column, or (``by_row``) one for each row, again and again.
+    ``g`` is a matrix, the rows of which belong to the samples in turn. ``c`` has a value for each column, or
+    (``by_row``) one for each row, again and again.
     """
     rows, columns = g.shape
     width, height = _tile(columns)

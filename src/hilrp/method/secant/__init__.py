@@ -1,7 +1,7 @@
 """Rules relative to a reference: every operation's exact secant form.
 
-The model runs on the input and, beside it, on a reference. With ``D`` for the difference of a tensor's two values and relevance
-``g * D``, biases and all other constants cancel: a rule has only to pass on ``g * D y`` to the operands, so that in the end the pixels
-hold ``f(x) - f(x0)``. Linear maps do so as they are; the gamma rule is applied to the contributions ``w D a``; everything else has a
-closed form, in which nothing is held fixed.
+The model runs on the input and, beside it, on a reference. With ``D`` for the difference of a tensor's two values and
+relevance ``g * D``, biases and all other constants cancel: a rule has only to pass on ``g * D y`` to the operands, so
+that in the end the pixels hold ``f(x) - f(x0)``. Linear maps do so as they are; the gamma rule is applied to the
+contributions ``w D a``; everything else has a closed form, in which nothing is held fixed.
 """

@@ -27,7 +27,10 @@ def softmax(call: Call) -> Tensor:
 
 
 def log_sum(call: Call) -> Tensor:
-    """Logsumexp and log_softmax: ``D lse = sum(L D s) / sum(L)`` with the logarithmic mean ``L`` of the two softmaxes."""
+    """Logsumexp and log_softmax.
+
+    ``D lse = sum(L D s) / sum(L)`` with the logarithmic mean ``L`` of the two softmaxes.
+    """
     s, dim = call.argument(0, "input"), call.argument(1, "dim", -1)
     value = call.value()
     if not s.requires_grad:

@@ -70,7 +70,9 @@ def _derivative(call: Call, a: Tensor, middle: Tensor) -> Tensor:
 
 
 def divide(call: Call) -> Tensor:
-    """``y = a / b`` is ``a = y b``, whose midpoint rule gives ``D y = (D a - ybar D b) / bbar``: sound where one of the divisors is tiny, too.
+    """``y = a / b`` is ``a = y b``, whose midpoint rule gives ``D y = (D a - ybar D b) / bbar``.
+
+    Sound where one of the divisors is tiny, too.
 
     Where they have opposite signs, and ``bbar`` vanishes: ``D y = D a (1/b + 1/b0)/2 - abar D b / (b b0)``.
     """

@@ -1,7 +1,8 @@
 """Backward passes of relevance relative to a reference.
 
-With a reference input every tensor ``y`` has a second value ``y0``, and holds the relevance ``g * (y - y0)``. Each function here
-returns its value untouched and passes on exactly what comes in: ``sum(g_a * (a - a0)) = sum(g_y * (y - y0))``.
+With a reference input every tensor ``y`` has a second value ``y0``, and holds the relevance ``g * (y - y0)``. Each
+function here returns its value untouched and passes on exactly what comes in: ``sum(g_a * (a - a0)) = sum(g_y * (y -
+y0))``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def log_mean(a: Tensor, a0: Tensor, ratio: Tensor) -> Tensor:
 
     Where both are zero (a mask), so is the mean.
     """
-    # max(a, a0) (1 - exp(-|r|)) / |r| has no difference of values that are close; at zero the least number stands for the limit.
+    # max(a, a0) (1 - exp(-|r|)) / |r| has no difference of values that are close; at zero the least number stands for
+    # the limit.
     size = ratio.abs().clamp_(min=torch.finfo(ratio.dtype).tiny).neg_()
     return torch.expm1(size).div_(size).mul_(torch.maximum(a, a0)).nan_to_num_(0.0, 0.0, 0.0)
 
@@ -50,14 +52,20 @@ class _Softmax(Function):
 
 
 def through_softmax(g: Tensor, mean: Tensor, dim: int) -> Tensor:
-    """``L (g - sum(L g) / sum(L))``: a softmax is its logarithmic mean ``L`` times centred differences of the scores."""
+    """``L (g - sum(L g) / sum(L))``.
+
+    A softmax is its logarithmic mean ``L`` times centred differences of the scores.
+    """
     total = mean.sum(dim, keepdim=True)
     centre = (mean * g).sum(dim, keepdim=True) / total.where(total > 0, 1)
     return mean * (g - centre)
 
 
 def softmax(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
-    """Softmax weights: ``A - A0 = L (D s - sum(L D s) / sum(L))`` with the logarithmic mean ``L`` of the two, exactly."""
+    """Softmax weights.
+
+    ``A - A0 = L (D s - sum(L D s) / sum(L))`` with the logarithmic mean ``L`` of the two, exactly.
+    """
     return _Softmax.apply(s, s0, value, value0, dim)
 
 
@@ -100,8 +108,9 @@ def normalise(
 ) -> Tensor:
     """``(x - mean) / std * scale`` over the last axis of ``x.reshape(groups)``, with a divisor that varies, too.
 
-    With ``c = x - mean``, the standard deviation ``s``, ``y = c / s`` and bars for the mean of the two passes, ``c = y s`` gives
-    ``D y = (D c - ybar D s) / sbar`` with ``D s = mean(cbar D c) / sbar``. This holds also where one of the two has next to no spread.
+    With ``c = x - mean``, the standard deviation ``s``, ``y = c / s`` and bars for the mean of the two passes, ``c = y
+    s`` gives ``D y = (D c - ybar D s) / sbar`` with ``D s = mean(cbar D c) / sbar``. This holds also where one of the
+    two has next to no spread.
     """
     return _Normalise.apply(x, x0, value, groups, scale, centre, eps)
 
@@ -259,8 +268,9 @@ def selected(
 ) -> Tensor:
     """Values selected from ``a``, flattened over some axes, at an index. Each is given now and on the reference.
 
-    A maximum's difference lies between those of its two winners, ``D y = t D_i + (1 - t) D_i0``: these are the parts that they get.
-    For other selections (the second largest) it need not; what is left (``rest``) goes to all along the axis by the sizes of their changes.
+    A maximum's difference lies between those of its two winners, ``D y = t D_i + (1 - t) D_i0``: these are the parts
+    that they get. For other selections (the second largest) it need not; what is left (``rest``) goes to all along the
+    axis by the sizes of their changes.
     """
     start, stop = axes
     with torch.no_grad():
@@ -291,8 +301,11 @@ class _Moved(Function):
 
 
 def moved(positions: list[Tensor], slopes: list[Tensor], change: Tensor, places_last: bool) -> Tensor:
-    """Zero, whose gradient goes to the positions that something was read at: what reading elsewhere changes, by the slopes.
+    """Zero, whose gradient goes to the positions that something was read at.
 
-    ``change`` is ``[B,C,...]``; positions have their axis of coordinates last (``[B,...,2]``) or in the place of the channels.
+    What reading elsewhere changes, by the slopes.
+
+    ``change`` is ``[B,C,...]``; positions have their axis of coordinates last (``[B,...,2]``) or in the place of the
+    channels.
     """
     return _Moved.apply(change, places_last, slopes, *positions)

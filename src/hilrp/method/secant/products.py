@@ -58,7 +58,10 @@ def weighted(call: Call) -> Tensor:
 
 
 def product(call: Call) -> Tensor:
-    """Products of two factors, and quadratic forms: ``D(u v) = ubar D v + D u vbar``, the native backward pass at the midpoints."""
+    """Products of two factors, and quadratic forms.
+
+    ``D(u v) = ubar D v + D u vbar``, the native backward pass at the midpoints.
+    """
     carriers, fixed = call.carriers, call.fixed
     if fixed and call.name == "mul" and carriers:
         return by_sizes(call, carriers)
@@ -84,11 +87,13 @@ def _divisor(call: Call) -> Tensor | None:
 
 
 def divided(call: Call, r: Tensor) -> Tensor:
-    """``y = a r`` with ``r = 1 / s``: the form of the quotient ``a / s``, ``D y = (D a - ybar D s) / sbar``, in terms of ``r``.
+    """``y = a r`` with ``r = 1 / s``.
 
-    ``1 / sbar = 2 r r0 / (r + r0)`` and ``D s = -D r / (r r0)``, hence ``D y = D a 2 r r0 / (r + r0) + D r 2 ybar / (r + r0)``. Where one divisor is
-    tiny (the norm of a reference of zeros), the midpoints of ``a`` and ``r`` would be a difference of huge numbers. Where ``r`` changes its sign,
-    they are taken all the same.
+    The form of the quotient ``a / s``, ``D y = (D a - ybar D s) / sbar``, in terms of ``r``.
+
+    ``1 / sbar = 2 r r0 / (r + r0)`` and ``D s = -D r / (r r0)``, hence ``D y = D a 2 r r0 / (r + r0) + D r 2 ybar / (r
+    + r0)``. Where one divisor is tiny (the norm of a reference of zeros), the midpoints of ``a`` and ``r`` would be a
+    difference of huge numbers. Where ``r`` changes its sign, they are taken all the same.
     """
     (a,) = (t for t in call.operands if call.changes(t) and t is not r)
     with torch.no_grad():
@@ -120,7 +125,10 @@ def _several(call: Call, carriers: list[Tensor]) -> Tensor:
 
 
 def root(call: Call) -> Tensor:
-    """Functions whose square is a quadratic form (norms, standard deviations): ``D n = 2 n(xbar) / (n + n0)`` times the slope at the midpoint."""
+    """Functions whose square is a quadratic form (norms, standard deviations).
+
+    ``D n = 2 n(xbar) / (n + n0)`` times the slope at the midpoint.
+    """
     (a,) = call.carriers
     value = call.value()
     y = call.run(lambda t: linearised(t, call.middle(t)) if t is a else t)
@@ -159,7 +167,10 @@ def largest(call: Call, dim: Any, smallest: bool = False) -> Tensor:
 
 
 def powers(call: Call, order: float, dim: Any) -> Tensor:
-    """``n = (sum |a|^p)^(1/p)``: the secant of the root, times those of the powers. Of order zero it counts what isn't zero."""
+    """``n = (sum |a|^p)^(1/p)``: the secant of the root, times those of the powers.
+
+    Of order zero it counts what isn't zero.
+    """
     (a,) = call.carriers
     value, flat = call.value(), along(a, dim)
     with torch.no_grad():
@@ -189,7 +200,9 @@ def _powered(t: Tensor, order: float) -> tuple[Tensor, Tensor]:
 
 
 def proportional(call: Call) -> Tensor:
-    """A function without a form of its own, if it has one value for each sum it is made of: the slope at the midpoint, scaled to the difference.
+    """A function without a form of its own, if it has one value for each sum it is made of.
+
+    The slope at the midpoint, scaled to the difference.
 
     What is left where that slope sees no change is booked.
     """

@@ -106,7 +106,10 @@ def quantile(call: Call) -> Tensor:
 
 
 def choose(call: Call) -> Tensor:
-    """Where and masked_fill: as they are, if the choice is the same on the reference; else by the sizes of the changes."""
+    """Where and masked_fill: as they are, if the choice is the same on the reference.
+
+    Else by the sizes of the changes.
+    """
     carriers = call.carriers
     if not call.fixed or not carriers:
         return affine(call)

@@ -19,7 +19,8 @@ from hilrp.util.errors import AuditError
 def no_form(name: str) -> AuditError:
     """What to say of an operation that can't be explained relative to a reference."""
     return AuditError(
-        f'The operation `{name}` has no form relative to a reference. Explain without one (rules="hilrp"), or give it a '
+        f'The operation `{name}` has no form relative to a reference. Explain without one (rules="hilrp"), or give it '
+        "a "
         "rule that has: hilrp.register with a name or with a function that writes it in known operations."
     )
 
@@ -69,7 +70,10 @@ def looked_up(known: dict[int, Tensor], t: Tensor) -> Tensor:
 
 
 def by_effects(call: Call, carriers: list[Tensor]) -> Tensor:
-    """Each operand gets the mean of what it changes over the orders in which they may change: Shapley values, which sum to the whole."""
+    """Each operand gets the mean of what it changes over the orders in which they may change.
+
+    Shapley values, which sum to the whole.
+    """
     count = len(carriers)
     with torch.no_grad():
         values = {}

@@ -19,7 +19,10 @@ Rule = Callable[[Call], Any]
 
 
 def rule_for(name: str, rule: Rule, users: bool = False) -> Rule:
-    """The secant form of an operation, by its name or by its rule without a reference; of a user's, by the rule alone."""
+    """The secant form of an operation, by its name or by its rule without a reference.
+
+    Of a user's, by the rule alone.
+    """
     found = _USERS.get(rule) if users else _BY_NAME.get(name)
     found = found or _BY_RULE.get(rule)
     if found is None:

@@ -29,7 +29,7 @@ _lock = threading.Lock()
 
 
 def unreachable(url: str) -> str | None:
-    """Why nothing can be had from an address, or ``None`` if its host, or the proxy that stands before it, accepts connections.
+    """Why nothing can be had from an address, or ``None`` if its host, or the proxy before it, accepts connections.
 
     It takes no longer than two seconds, or than the hub's own setting ``HF_HUB_ETAG_TIMEOUT``, where a connection is slow.
     """
@@ -128,7 +128,10 @@ _Found = TypeVar("_Found")
 
 
 def _first(calls: Sequence[Callable[[], _Found]], end: float) -> _Found:
-    """What the first call that succeeds returns. None is waited for beyond the end: a name server may keep silent for long."""
+    """What the first call that succeeds returns. None is waited for beyond the end.
+
+    A name server may keep silent for long.
+    """
     outcomes: SimpleQueue[tuple[list[_Found], Exception | None]] = SimpleQueue()
 
     def run(call: Callable[[], _Found]) -> None:

@@ -1,8 +1,9 @@
 """Detectors of torchvision as models of a batch of images.
 
-They take lists of images and return what is left after selection: scores behind a softmax, boxes that overlap too much left out. Neither can be
-explained, but what they were made of can: each object was found at one place (an anchor, or a proposal of the first stage), and the logits and the box
-of that place are plain functions of the pixels. `Detector` returns these, strongest object first.
+They take lists of images and return what is left after selection: scores behind a softmax, boxes that overlap too much
+left out. Neither can be explained, but what they were made of can: each object was found at one place (an anchor, or a
+proposal of the first stage), and the logits and the box of that place are plain functions of the pixels. `Detector`
+returns these, strongest object first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from hilrp.util.errors import InputError
 
 
 class _Seen(NamedTuple):
-    """What a detector sees in one image before it selects: places ``[A,4]``, scores ``[A,C]`` and boxes ``[A,C or 1,4]``, from 0 to 1."""
+    """What a detector sees in one image before it selects.
+
+    Places ``[A,4]``, scores ``[A,C]`` and boxes ``[A,C or 1,4]``, from 0 to 1.
+    """
 
     places: Tensor
     scores: Tensor
@@ -33,8 +37,9 @@ class _Seen(NamedTuple):
 class Detector(nn.Module):
     """A detector of torchvision that takes a batch of images: the objects that it finds, strongest first.
 
-    Which objects there are and where they were found is settled on the image itself, also where relevance is relative to a reference. In a detector of two
-    stages the proposals are thereby held fixed, as all positions at which a model reads are.
+    Which objects there are and where they were found is settled on the image itself, also where relevance is relative
+    to a reference. In a detector of two stages the proposals are thereby held fixed, as all positions at which a model
+    reads are.
 
     Args:
         detector: Faster R-CNN and its kin with masks or keypoints, RetinaNet, FCOS, SSD or SSDlite.
@@ -59,8 +64,8 @@ class Detector(nn.Module):
             self._parts = _OneStage
         else:
             raise InputError(
-                f"{type(detector).__name__} is no detector of torchvision: Faster R-CNN and its kin, RetinaNet, FCOS, SSD and SSDlite are known. Pass hilrp.explain "
-                "a target: a function of its output."
+                f"{type(detector).__name__} is no detector of torchvision: Faster R-CNN and its kin, RetinaNet, FCOS, "
+                "SSD and SSDlite are known. Pass hilrp.explain a target: a function of its output."
             )
 
     @property
@@ -72,8 +77,9 @@ class Detector(nn.Module):
         """What is found.
 
         Returns:
-            ``logits`` ``[B,K,classes]`` and ``corners`` ``[B,K,4]`` (left, top, right and bottom as parts of the image's sides, before they are cut at its border) of
-            the places at which the objects were found; ``labels`` and ``scores`` ``[B,K]`` of the objects. Images with fewer than ``K`` have the label -1 for the rest.
+            ``logits`` ``[B,K,classes]`` and ``corners`` ``[B,K,4]`` (left, top, right and bottom as parts of the
+            image's sides, before they are cut at its border) of the places at which the objects were found; ``labels``
+            and ``scores`` ``[B,K]`` of the objects. Images with fewer than ``K`` have the label -1 for the rest.
         """
         parts = self._parts(self.detector)
         # The engine doesn't look: it would hold what is found on a reference beside what is found here.

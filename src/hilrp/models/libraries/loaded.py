@@ -46,7 +46,10 @@ class Preprocess:
         return self.function(as_rgb(image)[0])
 
     def picture(self, x: Tensor) -> Tensor | None:
-        """What the model saw, ``[...,3,H,W]`` with values from 0 to 1: its input without the normalisation, if that is known."""
+        """What the model saw, ``[...,3,H,W]`` with values from 0 to 1.
+
+        Its input without the normalisation, if that is known.
+        """
         if self.mean is None or self.std is None:
             return None
         x = x.float()
@@ -120,7 +123,8 @@ class Loaded:
         made = [self.preprocess(image) for image in opened]
         if len({each.shape for each in made}) > 1:
             raise InputError(
-                f"batch: {self.name} takes pictures as large as they are, and these are of several sizes. Take one at a time."
+                f"batch: {self.name} takes pictures as large as they are, and these are of several sizes. Take one at "
+                "a time."
             )
         return torch.stack(made).to(self.device)
 
@@ -144,7 +148,10 @@ class Loaded:
         return notes
 
     def seen_mask(self, mask: np.ndarray) -> Tensor:
-        """A mask of a picture through the model's own preprocessing: scaled and cropped as the picture is, ``[H,W]``."""
+        """A mask of a picture through the model's own preprocessing.
+
+        Scaled and cropped as the picture is, ``[H,W]``.
+        """
         import numpy as np
         from PIL import Image
 
@@ -152,7 +159,8 @@ class Loaded:
         seen = self.preprocess.picture(self.preprocess(picture))
         if seen is None:
             raise InputError(
-                f"{self.name}: where an object is after its preprocessing can't be told. Give hilrp a hilrp.models.libraries.loaded.Preprocess with mean and std."
+                f"{self.name}: where an object is after its preprocessing can't be told. Give hilrp a "
+                "hilrp.models.libraries.loaded.Preprocess with mean and std."
             )
         return seen.mean(0) > 0.5
 
@@ -162,7 +170,8 @@ class Loaded:
             index = int(name)
             if index < 0 or (self.classes and index >= len(self.classes)):
                 raise InputError(
-                    f"class {name}: {self.name} has {len(self.classes or ())} classes, counted from 0 to {len(self.classes or ()) - 1}."
+                    f"class {name}: {self.name} has {len(self.classes or ())} classes, counted from 0 to "
+                    f"{len(self.classes or ()) - 1}."
                     if self.classes
                     else f"class {name}: classes are counted from 0."
                 )

@@ -75,8 +75,9 @@ def _tag(name: str) -> str:
     fit = [tag for tag in tags if bool(open_clip.get_pretrained_cfg(name, tag).get("quick_gelu", False)) == own]
     if not fit:
         raise InputError(
-            f"open_clip/{name} has no published weights that fit it{f' ({tags[0]} needs another activation)' if tags else ''}. Give a file with "
-            "some (checkpoint=), or take a model such as open_clip/ViT-B-32-quickgelu."
+            f"open_clip/{name} has no published weights that fit "
+            f"it{f' ({tags[0]} needs another activation)' if tags else ''}. Give a file with some (checkpoint=), or "
+            "take a model such as open_clip/ViT-B-32-quickgelu."
         )
     found: str = fit[0]
     return found

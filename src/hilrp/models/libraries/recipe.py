@@ -89,9 +89,9 @@ def download(name: str, make: Callable[[], _Made], url: str | None = None) -> _M
                 f"{name}: that folder can't be loaded {said}. It must be one that transformers saved."
             ) from error
         raise InputError(
-            f"{name}: its published weights could not be loaded {said}. "
-            "Check the connection. Without one: give a file with its weights (checkpoint=, --checkpoint), use a model that comes with hilrp "
-            "(zoo/swin, ...), or, for an audit, random weights."
+            f"{name}: its published weights could not be loaded {said}. Check the connection. Without one: give a "
+            "file with its weights (checkpoint=, --checkpoint), use a model that comes with hilrp (zoo/swin, ...), "
+            "or, for an audit, random weights."
         ) from error
     finally:
         log.setLevel(level)

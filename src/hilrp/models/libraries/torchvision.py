@@ -24,7 +24,10 @@ def names() -> list[str]:
 
 
 def kinds() -> list[str]:
-    """The smallest model of each file of torchvision, which is about one paper; video models, slow on a CPU, are left out."""
+    """The smallest model of each file of torchvision, which is about one paper.
+
+    Video models, slow on a CPU, are left out.
+    """
     smallest: dict[str, str] = {}
     for name in names():
         if _task(name) == "video":
@@ -85,8 +88,8 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     task = _task(name)
     if task not in _LOADED:
         raise InputError(
-            f"torchvision/{name} does {task.replace('_', ' ')}; hilrp.load takes classifiers, segmentation models and detectors. Load it with torchvision, and pass "
-            "hilrp.explain a target: a function of its output."
+            f"torchvision/{name} does {task.replace('_', ' ')}; hilrp.load takes classifiers, segmentation models and "
+            "detectors. Load it with torchvision, and pass hilrp.explain a target: a function of its output."
         )
     published = models.get_model_weights(name).DEFAULT
     categories = list(published.meta["categories"])
@@ -111,7 +114,8 @@ def _options(name: str, task: str, state: weights.State) -> dict[str, Any]:
     """How the architecture is made that these weights are of."""
     options: dict[str, Any] = {"weights": None}
     if name in ("googlenet", "inception_v3"):
-        # Their published weights expect inputs that the model itself scales; torchvision tells it so only where it loads them.
+        # Their published weights expect inputs that the model itself scales; torchvision tells it so only where it
+        # loads them.
         options["transform_input"] = True
     if task != "classification":
         options["weights_backbone"] = None
@@ -121,7 +125,7 @@ def _options(name: str, task: str, state: weights.State) -> dict[str, Any]:
 
 
 class Scores(nn.Module):
-    """A detector that takes a batch of images and returns the class scores of its boxes, before softmax and selection."""
+    """A detector of a batch of images that returns the class scores of its boxes, before softmax and selection."""
 
     def __init__(self, detector: nn.Module) -> None:
         super().__init__()

@@ -159,8 +159,8 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
         return Recipe(kind(config), inputs, small.target)
     if name in transformers.CONFIG_MAPPING and pretrained:
         raise InputError(
-            f"transformers/{name} is a type of model, which has no published weights. Name a model of the hub, transformers/owner/name, or "
-            "a folder with a saved one."
+            f"transformers/{name} is a type of model, which has no published weights. Name a model of the hub, "
+            "transformers/owner/name, or a folder with a saved one."
         )
     if name in transformers.CONFIG_MAPPING:
         model = _from(transformers.AutoConfig.for_model(name))
@@ -206,10 +206,11 @@ _HEADS_OF = {
 
 
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
-    """A classifier, segmentation model, detector or model of two towers of the hub or in a folder, with its own processor; its weights, or those of a checkpoint."""
+    """A model of the hub or in a folder, with its own processor, and its own weights or those of a checkpoint."""
     if name in transformers.CONFIG_MAPPING:
         raise InputError(
-            f"transformers/{name} is a type of model, which has no weights. Name a model of the hub, transformers/owner/name, or a folder with a saved one."
+            f"transformers/{name} is a type of model, which has no weights. Name a model of the hub, "
+            "transformers/owner/name, or a folder with a saved one."
         )
     config: Any = download(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
     architectures = config.architectures or []
@@ -219,8 +220,9 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     )
     if head is None and not towers:
         raise InputError(
-            f"transformers/{name} ({', '.join(architectures or ['no architecture given'])}) is no classifier, segmentation model, detector or model of two towers. Load it with "
-            "transformers, and pass hilrp.explain a target: a function of its output."
+            f"transformers/{name} ({', '.join(architectures or ['no architecture given'])}) is no classifier, "
+            "segmentation model, detector or model of two towers. Load it with transformers, and pass hilrp.explain "
+            "a target: a function of its output."
         )
     kind: Any = getattr(transformers, head or "AutoModel")
     processor: Any = download(

@@ -1,4 +1,7 @@
-"""The zoo: small models of every family, trained on scenes, that come with the package; and some that are no classifiers."""
+"""The zoo: small models of every family, trained on scenes, that come with the package.
+
+And some that are no classifiers.
+"""
 
 from __future__ import annotations
 

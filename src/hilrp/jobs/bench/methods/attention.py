@@ -1,7 +1,9 @@
-"""Methods that read attention matrices: Attention Rollout, and the attention-gradient method of Chefer, Gur and Wolf (2021).
+"""Methods that read attention matrices.
 
-They are defined where every block has one attention matrix over all tokens of one grid. No model is changed: a function mode sees the
-attention calls while the model runs, and computes the matrix that the fused kernel would have hidden.
+Attention Rollout, and the attention-gradient method of Chefer, Gur and Wolf (2021).
+
+They are defined where every block has one attention matrix over all tokens of one grid. No model is changed: a function
+mode sees the attention calls while the model runs, and computes the matrix that the fused kernel would have hidden.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from hilrp.targets import logits_of
 
 
 def rollout(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
-    """The product of all blocks' attention, averaged over heads, with half of each for the residual path. Knows no class."""
+    """The product of all blocks' attention, averaged over heads, with half of each for the residual path.
+
+    Knows no class.
+    """
     with torch.no_grad():
         _, matrices = _run(model, x)
     itself = torch.eye(matrices[0].shape[-1]).to(matrices[0])
@@ -31,7 +36,7 @@ def rollout(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
 
 
 def attention_gradient(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
-    """Each block adds its attention, weighted by the positive part of the class's gradient to it, averaged over heads."""
+    """Each block adds its attention, weighted by the positive part of the class's gradient, averaged over heads."""
     with torch.enable_grad():
         logits, matrices = _run(model, x.detach().requires_grad_())
         score = logits.gather(1, target[:, None]).sum()

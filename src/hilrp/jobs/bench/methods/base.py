@@ -13,7 +13,8 @@ from hilrp.jobs.bench.batches import with_graph
 from hilrp.util.errors import HilrpError
 from hilrp.util.memory import in_parts
 
-#: From a model in evaluation mode, inputs ``[B,3,H,W]`` and a class for each, ``[B]``, to maps ``[B,H,W]``; perhaps with options.
+#: From a model in evaluation mode, inputs ``[B,3,H,W]`` and a class for each, ``[B]``, to maps ``[B,H,W]``; perhaps
+#: with options.
 Function = Callable[..., Tensor]
 
 
@@ -44,7 +45,10 @@ class Method:
     options: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
-        """The maps ``[B,H,W]`` of the classes ``target`` of the inputs ``x``; raises `Undefined` where it has no meaning."""
+        """The maps ``[B,H,W]`` of the classes ``target`` of the inputs ``x``.
+
+        Raises `Undefined` where it has no meaning.
+        """
 
         def run(part: slice) -> Tensor:
             return self.function(model, x[part], target[part], **dict(self.options)).detach()

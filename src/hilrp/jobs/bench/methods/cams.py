@@ -47,7 +47,11 @@ grad_cam, grad_cam_plus_plus = cam(GradCAM), cam(GradCAMPlusPlus)
 
 
 def _layer(model: nn.Module, x: Tensor) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """The last stage; where a class token is read, the norm before the last block's attention, behind which patches have no part in the score."""
+    """The last stage.
+
+    Where a class token is read, the norm before the last block's attention, behind which patches have no part in the
+    score.
+    """
     modules = dict(model.named_modules())
     outputs: dict[str, Any] = {}
     stages = find_stages(model, "auto")

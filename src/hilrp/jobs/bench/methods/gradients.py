@@ -59,7 +59,7 @@ def gradient_shap(model: nn.Module, x: Tensor, target: Tensor, samples: int = 24
 
 
 def _noisy(x: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each image under the same noise ``[B,samples,3,H,W]`` and a random part for each sample, as many samples at once as fit."""
+    """Each image under the same noise ``[B,samples,3,H,W]`` and a random part per sample, as many at once as fit."""
     chance = torch.Generator().manual_seed(0)
     noise = torch.randn(samples, *x.shape[1:], generator=chance).to(x)
     parts = torch.rand(samples, 1, 1, 1, generator=chance).to(x)

@@ -40,7 +40,7 @@ def _windows(length: int, side: int, stride: int) -> Tensor:
 
 
 def lime(model: nn.Module, x: Tensor, target: Tensor, samples: int = 300) -> Tensor:
-    """The weights of a linear model of the score, fitted to pictures in which cells of a grid are grey (Ribeiro, Singh and Guestrin, 2016).
+    """LIME (Ribeiro, Singh and Guestrin, 2016): a linear model of the score, fitted to pictures with grey cells.
 
     Ridge regression, in which pictures count more the more alike they are to the whole one (captum's kernel).
     """

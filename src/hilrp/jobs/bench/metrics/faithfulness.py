@@ -1,7 +1,7 @@
 """Whether a map says what the score depends on: Faithfulness Correlation and pixel flipping.
 
-Both change pixels and look at the score. What the model says of changed pictures is computed in full batches; where it doesn't depend on
-the map (the random subsets of Faithfulness Correlation), it is computed once for all methods.
+Both change pixels and look at the score. What the model says of changed pictures is computed in full batches; where it
+doesn't depend on the map (the random subsets of Faithfulness Correlation), it is computed once for all methods.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Subsets:
 def subset_drops(model: nn.Module, x: Tensor, target: Tensor, baseline: Tensor, subsets: Subsets) -> Tensor:
     """What the score loses where a subset is replaced by the baseline, ``[B,runs]``.
 
-    With squares of one pixel this is what Bhatt, Weller and Moura (2020) do; with squares as large as the model's patches, whole
-    tokens go.
+    With squares of one pixel this is what Bhatt, Weller and Moura (2020) do; with squares as large as the model's
+    patches, whole tokens go.
     """
     size = x.shape[-2:]
     squares = torch.stack([subsets.squares(i, *size) for i in range(len(x))]).to(x.device)
@@ -98,7 +98,10 @@ def flipping(
 def _curves(
     model: nn.Module, x: Tensor, target: Tensor, maps: Tensor, baseline: Tensor, steps: int, orders: tuple[bool, ...]
 ) -> list[Tensor]:
-    """A curve ``[B, steps + 1]`` for each order, most relevant first or not; the ends, which they share, are scored once."""
+    """A curve ``[B, steps + 1]`` for each order, most relevant first or not.
+
+    The ends, which they share, are scored once.
+    """
     place = torch.stack([_places(maps, most_first) for most_first in orders], 1)
     limits = torch.linspace(0, maps[0].numel(), steps + 1, device=x.device).round()
     inner = steps - 1
@@ -124,8 +127,8 @@ def flip_areas(
 ) -> dict[str, Tensor]:
     """Areas under the curves, in units of what the whole picture gains over the baseline.
 
-    ``morf`` (most relevant first, also called deletion) is better the smaller, ``lerf`` (least relevant first; read backwards, insertion)
-    the larger, and ``flip`` is their difference.
+    ``morf`` (most relevant first, also called deletion) is better the smaller, ``lerf`` (least relevant first; read
+    backwards, insertion) the larger, and ``flip`` is their difference.
     """
     curves = _curves(model, x, target, maps, baseline, steps, (True, False))
     areas = {}

@@ -15,8 +15,8 @@ def shapley_values(
 ) -> Tensor:
     """Shapley values of the segments of one image, sampled: ``[segments]``.
 
-    Each permutation puts the segments in, one after the other, and the score's gain is the segment's. Permutations that begin with the
-    same segments share their pictures, which are scored once.
+    Each permutation puts the segments in, one after the other, and the score's gain is the segment's. Permutations that
+    begin with the same segments share their pictures, which are scored once.
 
     Args:
         model: The model.
@@ -65,7 +65,10 @@ def per_segment(maps: Tensor, segments: Tensor) -> Tensor:
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:
-    """Rank correlation along the last axis; equal values share their mean rank. Not a number where one of the two doesn't vary."""
+    """Rank correlation along the last axis; equal values share their mean rank.
+
+    Not a number where one of the two doesn't vary.
+    """
     constant = (a.amax(-1) == a.amin(-1)) | (b.amax(-1) == b.amin(-1))
     return pearson(ranks(a), ranks(b)).masked_fill(constant, float("nan"))
 

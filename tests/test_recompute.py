@@ -30,7 +30,7 @@ def some_input(size: int, batch: int = 3) -> Tensor:
 def test_the_explanation_is_the_same(made: dict[str, object], size: int, rules: str) -> None:
     model, x = a_model(**made), some_input(size)
     before = hilrp.Explainer(model, rules).explain(x, Contrast([1, 2, 3], 0))
-    after = hilrp.Explainer(model, rules, checkpoint="auto").explain(x, Contrast([1, 2, 3], 0))
+    after = hilrp.Explainer(model, rules, recompute="auto").explain(x, Contrast([1, 2, 3], 0))
     assert torch.equal(before.relevance, after.relevance)
     assert torch.equal(before.output, after.output)
     assert before.stages.keys() == after.stages.keys()
@@ -46,7 +46,7 @@ def test_the_explanation_is_the_same(made: dict[str, object], size: int, rules: 
 def test_itemised_books_close_inside_of_what_runs_again() -> None:
     model, x = a_model(**SWIN), some_input(56, 2)
     before = hilrp.Explainer(model, itemised=True).explain(x).ledger
-    after = hilrp.Explainer(model, itemised=True, checkpoint="auto").explain(x).ledger
+    after = hilrp.Explainer(model, itemised=True, recompute="auto").explain(x).ledger
     assert before.leaks.keys() == after.leaks.keys()
     assert float(after.leak.max()) < 1e-12
 
@@ -75,14 +75,14 @@ def kept(model: nn.Module, x: Tensor, **options: object) -> int:
 def test_it_keeps_less() -> None:
     model = a_model(**{**VIT, "depth": 8})
     x = some_input(64)
-    assert kept(model, x, checkpoint="auto") < 0.4 * kept(model, x)
+    assert kept(model, x, recompute="auto") < 0.4 * kept(model, x)
 
 
 def test_named_modules_run_again_and_no_others() -> None:
     model, x, runs = a_model(**VIT), some_input(64), []
     for i, block in enumerate(model.blocks):
         block.register_forward_hook(lambda *_, i=i: runs.append(i))
-    hilrp.Explainer(model, audit="off", checkpoint=["blocks.1", "blocks.2"]).explain(x, 0)
+    hilrp.Explainer(model, audit="off", recompute=["blocks.1", "blocks.2"]).explain(x, 0)
     assert sorted(runs) == [0, 1, 1, 2, 2, 3]
 
 
@@ -113,7 +113,7 @@ class Part(nn.Module):
 def test_a_module_used_twice_with_keywords_and_two_outputs() -> None:
     torch.manual_seed(0)
     model, x = Twice().double().eval(), some_input(4)
-    before, after = (hilrp.Explainer(model, checkpoint=c).explain(x, 1) for c in (None, ["part"]))
+    before, after = (hilrp.Explainer(model, recompute=c).explain(x, 1) for c in (None, ["part"]))
     assert torch.allclose(before.relevance, after.relevance, rtol=1e-12)  # sums in another order
     assert float(after.ledger.residual.max()) < 1e-12
 
@@ -121,18 +121,18 @@ def test_a_module_used_twice_with_keywords_and_two_outputs() -> None:
 def test_under_autocast_it_runs_again_as_it_ran() -> None:
     model, x = a_model(**VIT).float(), some_input(64).float()
     with torch.autocast("cpu", torch.bfloat16):
-        before, after = (hilrp.Explainer(model, checkpoint=c).explain(x, 1) for c in (None, "auto"))
+        before, after = (hilrp.Explainer(model, recompute=c).explain(x, 1) for c in (None, "auto"))
     assert torch.equal(before.relevance, after.relevance)
 
 
 def test_what_it_does_not_go_with_is_refused() -> None:
     model = a_model(**VIT)
     with pytest.raises(hilrp.InputError, match=r"'blocks.9'.*blocks.0"):
-        hilrp.Explainer(model, checkpoint=["blocks.9"])
-    with pytest.raises(hilrp.InputError, match="checkpoint='all'"):
-        hilrp.Explainer(model, checkpoint="all")
+        hilrp.Explainer(model, recompute=["blocks.9"])
+    with pytest.raises(hilrp.InputError, match="recompute='all'"):
+        hilrp.Explainer(model, recompute="all")
     with pytest.raises(hilrp.InputError, match="without a reference"):
-        hilrp.Explainer(model, "secant", checkpoint="auto")
+        hilrp.Explainer(model, "secant", recompute="auto")
 
 
 class Writing(nn.Module):
@@ -159,8 +159,8 @@ class Around(nn.Module):
 def test_a_module_that_writes_to_its_input_is_refused() -> None:
     model, x = Around(Writing()).double().eval(), some_input(4)
     assert torch.allclose(hilrp.Explainer(model).explain(x).output, model(x))
-    with pytest.raises(hilrp.ModelError, match=r"`part` writes to its input.*checkpoint="):
-        hilrp.Explainer(model, checkpoint=["part"]).explain(x)
+    with pytest.raises(hilrp.ModelError, match=r"`part` writes to its input.*recompute="):
+        hilrp.Explainer(model, recompute=["part"]).explain(x)
 
 
 class Once(nn.Module):
@@ -178,8 +178,8 @@ class Once(nn.Module):
 
 
 def test_a_module_that_can_not_run_a_second_time_is_named() -> None:
-    with pytest.raises(hilrp.ModelError, match=r"`part` could not run a second time: TypeError: no cache.*checkpoint="):
-        hilrp.Explainer(Around(Once()).double().eval(), checkpoint=["part"]).explain(some_input(4))
+    with pytest.raises(hilrp.ModelError, match=r"`part` could not run a second time: TypeError: no cache.*recompute="):
+        hilrp.Explainer(Around(Once()).double().eval(), recompute=["part"]).explain(some_input(4))
 
 
 class Attending(nn.Module):
@@ -206,20 +206,20 @@ class Inner(nn.Module):
 
 def test_inputs_that_are_one_tensor_stay_one() -> None:
     model, x = Around(Attending()).double().eval(), some_input(4)
-    before, after = (hilrp.Explainer(model, audit="off", checkpoint=c).explain(x, 1) for c in (None, ["part.inner"]))
+    before, after = (hilrp.Explainer(model, audit="off", recompute=c).explain(x, 1) for c in (None, ["part.inner"]))
     assert model.part.same == [True] * 3
     assert torch.allclose(before.relevance, after.relevance, rtol=1e-12)
 
 
 def test_a_model_without_blocks() -> None:
     with pytest.raises(hilrp.InputError, match=r"no blocks of one class in a row.*Name the modules"):
-        hilrp.Explainer(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), checkpoint="auto")
+        hilrp.Explainer(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), recompute="auto")
 
 
 def test_weights_that_change_within_one_autocast() -> None:
     """Autocast's own cache would give the module its first run with the old ones."""
     model, x = a_model(**VIT).float(), some_input(64).float()
-    explainer = hilrp.Explainer(model, checkpoint="auto")
+    explainer = hilrp.Explainer(model, recompute="auto")
     with torch.autocast("cpu", torch.bfloat16):
         explainer.explain(x, 1)
         with torch.no_grad():
