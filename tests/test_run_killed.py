@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("pyarrow")
 
+from hilrp.cli import app
 from hilrp.jobs.run.results import Results
 from hilrp.jobs.run.store import Store
 
@@ -28,13 +30,24 @@ COUNT, PIECE = 48, 4
 PATIENCE = 240
 
 
+def arguments(out: Path) -> list[str]:
+    data = ["--data", f"scenes:4:{COUNT}", "--model", "zoo/vit"]
+    return ["run", *data, "--piece", str(PIECE), "--batch", "4", "-o", str(out)]
+
+
+def finish(out: Path) -> list[dict]:
+    """Runs to the end in this process, which has imported everything, and returns the rows."""
+    result = CliRunner().invoke(app, arguments(out))
+    assert result.exit_code == 0, result.output
+    return [row for table in Results.of([out]).tables() for row in table.to_pylist()]
+
+
 class Run:
     """A run in processes of its own, which carry a mark to be found by."""
 
     def __init__(self, out: Path, *options: str) -> None:
         self.out, self.mark = out, uuid.uuid4().hex
-        command = [sys.executable, "-m", "hilrp", "run", "--data", f"scenes:4:{COUNT}", "--model", "zoo/vit"]
-        command += ["--piece", str(PIECE), "--batch", "4", "-o", str(out), *options]
+        command = [sys.executable, "-m", "hilrp", *arguments(out), *options]
         env = os.environ | {"HILRP_MARK": self.mark, "OMP_NUM_THREADS": "1"}
         self.log = out.with_suffix(".log")
         with self.log.open("wb") as log:
@@ -75,13 +88,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> list[dict]:
-    run = Run(tmp_path_factory.mktemp("undisturbed") / "out")
-    assert run.end() == 0, run.log.read_text()
-    return rows(run.out)
-
-
-def rows(out: Path) -> list[dict]:
-    return [row for table in Results.of([out]).tables() for row in table.to_pylist()]
+    return finish(tmp_path_factory.mktemp("undisturbed") / "out")
 
 
 def test_the_driver_is_killed_again_and_again(undisturbed, tmp_path):
@@ -95,9 +102,7 @@ def test_the_driver_is_killed_again_and_again(undisturbed, tmp_path):
         assert run.end() == -signal.SIGKILL
     store = Store(out)
     assert 4 <= sum(store.done(piece) for piece in store.pieces()) < COUNT // PIECE
-    last = Run(out)
-    assert last.end() == 0, last.log.read_text()
-    assert rows(out) == undisturbed
+    assert finish(out) == undisturbed
     assert list(out.rglob("*.part")) == []
     assert list((out / "attempts").iterdir()) == []
 
@@ -114,6 +119,4 @@ def test_a_worker_is_killed_and_then_everything(undisturbed, tmp_path):
     run.kill(run.processes())
     run.end()
     assert Run.written(run) < COUNT // PIECE
-    again = Run(tmp_path / "out")
-    assert again.end() == 0, again.log.read_text()
-    assert rows(run.out) == undisturbed
+    assert finish(tmp_path / "out") == undisturbed
