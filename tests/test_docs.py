@@ -94,23 +94,8 @@ def test_import_and_explaining_need_torch_alone():
     assert "No module named 'numpy'" in forbidden.stderr
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        "README.md",
-        "docs/zoo.md",
-        "docs/engine.md",
-        "docs/benchmark.md",
-        "docs/secant.md",
-        "docs/targets.md",
-        "docs/gallery.md",
-        "docs/results/README.md",
-        "CONTRIBUTING.md",
-    ],
-)
-def test_links_exist(document):
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / document).read_text()):
-        assert (ROOT / document).parent.joinpath(link).exists(), link
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
 def test_the_page_of_the_zoo_says_what_the_cards_say():
