@@ -1,4 +1,5 @@
-# make test: lint, types and tests (those of the page need Chromium, which is installed where that can be done). make demo: explains scenes with every family of the zoo.
+# make test: lint, types and tests (those of the page need Chromium, which is installed where that can be done).
+# Three workers, since some tests wait for other processes. make demo: explains scenes with every family of the zoo.
 # Both build the environment first, if it isn't there: see scripts/environment.py.
 PYTHON ?= python3
 RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)
@@ -10,7 +11,7 @@ test:
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	@$(PYTHON) scripts/chromium.py
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal
 
 # Audits one model of each kind of every library: about half an hour on two cores.
 test-slow:

@@ -15,7 +15,7 @@ from conftest import CHECKPOINTS, load_checkpoint, photographs, shared
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_books_close(name, dtype):
     model, transform = load_checkpoint(name)
-    x = photographs(transform, 3).to(dtype)
+    x = photographs(transform, 2).to(dtype)
     target = (lambda out: out @ torch.ones(384, dtype=dtype)) if "dino" in name else None
     report = hilrp.audit(model.to(dtype), x, target)
     limit = 1e-4 if dtype == torch.float32 else 1e-10
@@ -60,7 +60,7 @@ def test_the_strongest_pixel_lies_on_the_object(name):
     index = json.loads(shared("images", "imagenet_val", "index.json").read_text())[:24]
     x = photographs(transform, 24)
     # Whether books close is another test's: the checks would take most of the time of this one.
-    found = hilrp.explain(model, x, [item["label"] for item in index], stages=None, audit="off")
+    found = hilrp.explain(model, x, [item["label"] for item in index], stages=None, audit="off", batch=8)
     side, hits = x.shape[-1], 0
     from PIL import Image
 

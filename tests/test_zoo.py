@@ -59,7 +59,8 @@ def test_a_model_is_what_its_card_says(name, scenes):
     assert type(loaded.model) is getattr(importlib.import_module(module), kind)
     assert sum(p.numel() for p in loaded.model.parameters()) == card["parameters"]
     with torch.no_grad():
-        scores = loaded.model(loaded.batch([Image.fromarray(s.image) for s in scenes]))
+        pictures = loaded.batch([Image.fromarray(s.image) for s in scenes])
+        scores = torch.cat([loaded.model(part) for part in pictures.split(16)])
     precision = mean_average_precision(scores.numpy(), np.stack([s.labels for s in scenes]))
     assert card["mean_average_precision"] >= 0.95
     assert precision >= 0.95
