@@ -36,6 +36,7 @@ demo:
 	$(RUN) -m hilrp demo -o out/demo
 
 figures:
+	$(RUN) scripts/engine_figures.py
 	$(RUN) scripts/figures.py
 
 format:

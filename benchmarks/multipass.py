@@ -225,9 +225,13 @@ def with_quantus(bench: Bench) -> None:
     def theirs() -> Any:
         metric = quantus.MPRT(**QUIET)
         return metric(
-            model=model, x_batch=x.cpu().numpy(), y_batch=target.cpu().numpy(),
-            a_batch=before.reshape(len(x), 1, *x.shape[-2:]).cpu().numpy(), explain_func=quantus_explain_func("saliency"), device=device,
-        )  # fmt: skip
+            model=model,
+            x_batch=x.cpu().numpy(),
+            y_batch=target.cpu().numpy(),
+            a_batch=before.reshape(len(x), 1, *x.shape[-2:]).cpu().numpy(),
+            explain_func=quantus_explain_func("saliency"),
+            device=device,
+        )
 
     def ours() -> Tensor:
         after = [saliency(randomised(model, part), x, target).flatten(1) for part in parts]

@@ -48,7 +48,10 @@ import hilrp
 
 RULES = {"epsilon": hilrp.Rules(linear="epsilon"), "gamma": hilrp.Rules(gamma=0.25)}
 COLUMNS = ("model", "batch", "rule", "by", "ms", "/ plain", "memory / plain", "agreement with hilrp", "remark")
-DIFFER = "zennit has no rule for sums, norms and attention, and passes relevance on as their gradient, also to queries and keys"
+DIFFER = (
+    "zennit has no rule for sums, norms and attention, and passes relevance on as their gradient, "
+    "also to queries and keys"
+)
 
 
 @dataclass(frozen=True)

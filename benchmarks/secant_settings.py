@@ -41,7 +41,17 @@ SETTINGS: dict[str, tuple[Rules, object]] = {
     "gamma 1": (Rules(gamma=1.0, constants="reference"), "mean"),
     **{
         f"bound {bound}, exact from {start}": (replace(SECANT, bound=bound, exact_from=start), "mean")
-        for bound, start in ((1.5, 1.5), (1.5, 1.0), (1.5, 0.7), (1.5, 0.4), (1.2, 0.7), (1.2, 0.5), (1.2, 0.4), (1.05, 0.4), (3.0, 0.7))
+        for bound, start in (
+            (1.5, 1.5),
+            (1.5, 1.0),
+            (1.5, 0.7),
+            (1.5, 0.4),
+            (1.2, 0.7),
+            (1.2, 0.5),
+            (1.2, 0.4),
+            (1.05, 0.4),
+            (3.0, 0.7),
+        )
     },
     "blurred": (SECANT, "blurred"),
     "blurred by 0.03": (SECANT, Blurred(0.03)),
@@ -49,7 +59,7 @@ SETTINGS: dict[str, tuple[Rules, object]] = {
     "grey": (SECANT, "grey"),
     "neutral": (SECANT, "neutral"),
     "black, grey and white": (SECANT, ["black", "grey", "white"]),
-}  # fmt: skip
+}
 
 
 def energy(maps: Tensor, masks: Tensor) -> float:

@@ -117,7 +117,15 @@ def main() -> None:
         readers = 1 if chosen.workers else min(16, cores)
 
         def job(out: str) -> Job:
-            return Job(str(Path(folder) / out), ("throughput:make",), ("hilrp",), batch=chosen.batch, device=chosen.device, threads=threads, readers=readers)  # fmt: skip
+            return Job(
+                str(Path(folder) / out),
+                ("throughput:make",),
+                ("hilrp",),
+                batch=chosen.batch,
+                device=chosen.device,
+                threads=threads,
+                readers=readers,
+            )
 
         store = store_for(Path(folder) / "one", data, chosen.piece)
         worker = Worker(job("one"))

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hilrp.jobs.coverage.report import markdown_page, with_missing
-from hilrp.jobs.coverage.store import Settings, read_rows
+from hilrp.jobs.coverage.store import Settings
+from hilrp.jobs.store import read_rows, read_settings
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -47,5 +48,7 @@ if __name__ == "__main__":
     runs = []
     for path in sorted(rows.glob("*.jsonl")):
         requested = json.loads(path.with_suffix(".requested.json").read_text())
-        runs.append((Settings.read(path.with_suffix(".settings.json")), with_missing(read_rows(path), requested)))
+        # Runs from before the source was kept have none.
+        settings = Settings(**{"source": ""} | read_settings(path.with_suffix(".settings.json")))
+        runs.append((settings, with_missing(read_rows(path), requested)))
     (DOCS / "coverage.md").write_text(markdown_page(runs, REMARK))

@@ -20,7 +20,7 @@ import torch
 from figures import DOCS, SHARED
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from measure_targets import Asked, absent, embedded, finder
+from measure_targets import SceneObject, absent, embedded, finder
 from PIL import Image
 from torch import Tensor
 
@@ -140,12 +140,22 @@ def embeddings() -> None:
         other = next(s for s in Scenes(SEED + 1) if len(s.things) == 1 and s.things[0].label == label)
         x, picture = batch(loaded, scene), seen(scene)
         away = heads[[i for i in range(len(CLASSES)) if i != label]].mean(0)
-        rows.append([
-            Panel("", picture),
-            Panel("like this picture?", seen(other)),
-            Panel("Cosine to its embedding", picture, hilrp.explain(model, x, Cosine(model(batch(loaded, other)))).map[0]),
-            Panel(f"Direction: {CLASSES[label]}\nless the other classes", picture, hilrp.explain(model, x, Direction(heads[label] - away)).map[0]),
-        ])  # fmt: skip
+        rows.append(
+            [
+                Panel("", picture),
+                Panel("like this picture?", seen(other)),
+                Panel(
+                    "Cosine to its embedding",
+                    picture,
+                    hilrp.explain(model, x, Cosine(model(batch(loaded, other)))).map[0],
+                ),
+                Panel(
+                    f"Direction: {CLASSES[label]}\nless the other classes",
+                    picture,
+                    hilrp.explain(model, x, Direction(heads[label] - away)).map[0],
+                ),
+            ]
+        )
     show("embeddings", rows)
 
 
@@ -162,7 +172,7 @@ def captions() -> None:
         for thing in scene.things[:2]:
             found = hilrp.explain(tower, x, Cosine(embedded(towers, [thing.caption])))
             panels.append(Panel(f"{thing.caption}\n{float(found.score):.2f}", picture, found.map[0], thing.mask))
-        nothing = absent(Asked(scene, scene.things[0]))
+        nothing = absent(SceneObject(scene, scene.things[0]))
         found = hilrp.explain(tower, x, Cosine(embedded(towers, [nothing])))
         panels.append(Panel(f"{nothing}\n{float(found.score):.2f}", picture, found.map[0]))
         pair = ImageText(towers, tokenise(scene.things[0].caption)).eval()

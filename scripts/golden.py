@@ -1,10 +1,10 @@
 """Relevance of the zoo's twelve families under every preset, to be compared before and after a change.
 
     python scripts/golden.py write FILE      # at the commit before
-    python scripts/golden.py compare FILE    # after: says how many arrays are bitwise the same, and the largest difference
+    python scripts/golden.py compare FILE    # after: how many arrays are bitwise the same, and the largest difference
 
-Compare on the same machine: another one's kernels round differently. ``--tolerance 1e-12`` fails only above that difference, relative
-to the largest relevance of a map, in float64.
+Compare on the same machine: another one's kernels round differently. ``--tolerance 1e-12`` fails only above that
+difference, relative to the largest relevance of a map, in float64.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from hilrp.jobs.bench.summary import estimate
 from hilrp.scenes import CLASSES, Scene, Scenes, Thing
 from hilrp.scenes.objects import COLOURS
 from hilrp.targets import Cosine, Detection, Region, settled
+from hilrp.util.markdown import paragraph
 from hilrp.zoo.architectures import OTHERS
 from hilrp.zoo.towers import tokenise
 
@@ -46,7 +47,7 @@ BATCH = 16
 
 
 @dataclass(frozen=True)
-class Asked:
+class SceneObject:
     """One object of a scene."""
 
     scene: Scene
@@ -65,11 +66,11 @@ class Question(nn.Module):
         return self.target(self.model(x))[:, None]
 
 
-Target = Callable[[list[Asked]], Any]
+Target = Callable[[list[SceneObject]], Any]
 
 
 def measure(
-    model: nn.Module, batch: Callable[..., Tensor], objects: list[Asked], target: Target, method: str
+    model: nn.Module, batch: Callable[..., Tensor], objects: list[SceneObject], target: Target, method: str
 ) -> Tensor:
     """The figures of one method, ``[objects,figures]``."""
     found = []
@@ -99,7 +100,7 @@ def table(rows: Iterator[tuple[str, Tensor]]) -> list[str]:
 
 
 def rows(
-    name: str, model: nn.Module, loaded: hilrp.Loaded, objects: list[Asked], target: Target
+    name: str, model: nn.Module, loaded: hilrp.Loaded, objects: list[SceneObject], target: Target
 ) -> Iterator[tuple[str, Tensor]]:
     """All methods, controls, and the model with random weights."""
     for method, title in (METHODS | CONTROLS).items():
@@ -119,7 +120,7 @@ def embedded(towers: nn.Module, captions: list[str]) -> Tensor:
     return caption_embeddings(towers, torch.stack([tokenise(caption) for caption in captions]))
 
 
-def absent(one: Asked) -> str:
+def absent(one: SceneObject) -> str:
     """A caption of what is not there, and has neither the colour nor the shape of the object in question."""
     there = {thing.label for thing in one.scene.things}
     colours, own = len(COLOURS), one.thing.label
@@ -133,22 +134,22 @@ def absent(one: Asked) -> str:
     return f"a {CLASSES[int(chosen)]}"
 
 
-def captions(objects: list[Asked]) -> list[str]:
+def captions(objects: list[SceneObject]) -> list[str]:
     """The picture's tower asked for an object, for another one in the picture, and for one that is not there."""
     loaded = hilrp.load("zoo/towers")
     assert loaded.texts is not None
     towers = loaded.texts.model
     model = ImageTower(towers).eval()
 
-    def own(part: list[Asked]) -> Cosine:
+    def own(part: list[SceneObject]) -> Cosine:
         return Cosine(embedded(towers, [one.thing.caption for one in part]))
 
-    def other(part: list[Asked]) -> Cosine:
+    def other(part: list[SceneObject]) -> Cosine:
         return Cosine(
             embedded(towers, [next(t.caption for t in one.scene.things if t is not one.thing) for one in part])
         )
 
-    def nothing(part: list[Asked]) -> Cosine:
+    def nothing(part: list[SceneObject]) -> Cosine:
         return Cosine(embedded(towers, [absent(one) for one in part]))
 
     several = [one for one in objects if len(one.scene.things) > 1]
@@ -170,17 +171,19 @@ def captions(objects: list[Asked]) -> list[str]:
         scores[title] = torch.cat(found)
     apart = float((scores["own"][:, None] > scores["nothing"][None]).float().mean())
     return [
-        "`zoo/towers`: the cosine of the picture and the caption of one of its objects, such as *a striped red "
-        f"star*. In the mean it is {float(scores['own'].mean()):.2f}, and {float(scores['nothing'].mean()):.2f} for "
-        f"captions of objects that are not there; of two such pairs the right one is higher in {100 * apart:.1f} % of "
-        "all cases.",
+        paragraph(
+            "`zoo/towers`: the cosine of the picture and the caption of one of its objects, such as *a striped red "
+            f"star*. In the mean it is {float(scores['own'].mean()):.2f}, and "
+            f"{float(scores['nothing'].mean()):.2f} for captions of objects that are not there; of two such pairs the "
+            f"right one is higher in {100 * apart:.1f} % of all cases."
+        ),
         "",
         *said,
         *words(towers, loaded, objects),
     ]
 
 
-def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list[str]:
+def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[SceneObject]) -> list[str]:
     """What share each kind of word has, and whether that goes with what is lost when the word is left out."""
     textured = [one for one in objects if one.thing.texture != "plain"]
     shares, drops = [], []
@@ -199,8 +202,10 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list
     drop = torch.cat([torch.stack(drops[i : i + 4], 1) for i in range(0, len(drops), 4)])
     agree = [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(share.numpy(), drop.numpy(), strict=True)]
     lines = [
-        "The words' half, of captions that name a texture (medians): the share of the cosine that each word has, and "
-        "how much the cosine falls without it.",
+        paragraph(
+            "The words' half, of captions that name a texture (medians): the share of the cosine that each word has, "
+            "and how much the cosine falls without it."
+        ),
         "",
     ]
     lines += ["| | " + " | ".join(("a", "texture", "colour", "shape")) + " |", "|---" * 5 + "|"]
@@ -211,9 +216,12 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list
     return [
         *lines,
         "",
-        f"Correlation of the two over the words of a caption: {value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]. A "
-        "caption without its texture fits the picture as well, and mostly better: the share of a texture's word says "
-        "that the cosine with it is what it is because of it, not that it would be lower without.",
+        paragraph(
+            "Correlation of the two over the words of a caption: "
+            f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]. A caption without its texture fits the picture as "
+            "well, and mostly better: the share of a texture's word says that the cosine with it is what it is because "
+            "of it, not that it would be lower without."
+        ),
         "",
     ]
 
@@ -222,11 +230,11 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[Asked]) -> list
 # ---------------------------------------------------------------------------------------------------
 
 
-def regions(objects: list[Asked]) -> list[str]:
+def regions(objects: list[SceneObject]) -> list[str]:
     """The segmentation model asked for the class of an object where that object is."""
     loaded = hilrp.load("zoo/segmenter")
 
-    def target(part: list[Asked]) -> Region:
+    def target(part: list[SceneObject]) -> Region:
         masks = torch.from_numpy(np.stack([one.thing.mask for one in part]))
         return Region([one.thing.label for one in part], mask=masks)
 
@@ -237,7 +245,7 @@ def regions(objects: list[Asked]) -> list[str]:
     ]
 
 
-def detections(objects: list[Asked]) -> list[str]:
+def detections(objects: list[SceneObject]) -> list[str]:
     """The detector asked for the query that found an object, and for the sides of its box."""
     loaded = hilrp.load("zoo/detector")
     known = []
@@ -250,7 +258,7 @@ def detections(objects: list[Asked]) -> list[str]:
     queries = {id(one): query for one, query in known if query is not None}
     told = [one for one, query in known if query is not None]
 
-    def target(part: list[Asked]) -> Detection:
+    def target(part: list[SceneObject]) -> Detection:
         return Detection([queries[id(one)] for one in part], [one.thing.label for one in part])
 
     def side(which: Any) -> Target:
@@ -262,8 +270,10 @@ def detections(objects: list[Asked]) -> list[str]:
             yield f"HiLRP, the box's {which}", measure(loaded.model, loaded.batch, told, side(which), "hilrp")
 
     return [
-        "`zoo/detector`: the logit of an object's class in the query that finds the object (a box that overlaps by a "
-        f"half: {len(told)} of {len(objects)} objects have one), and the sides of its box.",
+        paragraph(
+            "`zoo/detector`: the logit of an object's class in the query that finds the object (a box that overlaps by "
+            f"a half: {len(told)} of {len(objects)} objects have one), and the sides of its box."
+        ),
         "",
         *table(all_rows()),
     ]
@@ -286,15 +296,17 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=100)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "targets.md")
     chosen = parser.parse_args()
-    objects = [Asked(scene, thing) for scene in Scenes(SEED, chosen.scenes) for thing in scene.things]
+    objects = [SceneObject(scene, thing) for scene in Scenes(SEED, chosen.scenes) for thing in scene.things]
     covered = float(np.mean([one.thing.mask.mean() for one in objects]))
     lines = [
         "# Captions, regions and detections",
         "",
-        f"All {len(objects)} objects of {chosen.scenes} scenes that no model has seen (`Scenes(seed={SEED})`), the "
-        "maps of each held against the object's mask. Means over objects with 95 % bootstrap intervals, the number "
-        f"of objects in brackets; an object covers {covered:.1%} of a picture in the mean. Made by "
-        "`scripts/measure_targets.py`.",
+        paragraph(
+            f"All {len(objects)} objects of {chosen.scenes} scenes that no model has seen (`Scenes(seed={SEED})`), the "
+            "maps of each held against the object's mask. Means over objects with 95 % bootstrap intervals, the number "
+            f"of objects in brackets; an object covers {covered:.1%} of a picture in the mean. Made by "
+            "`scripts/measure_targets.py`."
+        ),
         "",
     ]
     for title, part in (("Captions", captions), ("Regions", regions), ("Detections", detections)):

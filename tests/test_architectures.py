@@ -8,18 +8,20 @@ import torch
 from torch import nn
 
 import hilrp
-from models import randomised, transformers_models
+from helpers.models import randomised, transformers_models
 
 PAPER = [
-    "resnet50", "convnext_base", "vit_base_patch16_224", "deit_base_distilled_patch16_224", "swin_base_patch4_window7_224",
-    "pvt_v2_b2", "mobilevitv2_100", "efficientvit_b1", "efficientvit_b2", "maxvit_small_tf_224", "crossvit_small_240",
+    "resnet50", "convnext_base", "vit_base_patch16_224", "deit_base_distilled_patch16_224",
+    "swin_base_patch4_window7_224", "pvt_v2_b2", "mobilevitv2_100", "efficientvit_b1", "efficientvit_b2",
+    "maxvit_small_tf_224", "crossvit_small_240",
 ]  # fmt: skip
 
 #: In double precision, the same operations in the smallest model of the family: the base models take minutes.
 SMALLER = {
     "convnext_base": "convnext_atto", "vit_base_patch16_224": "vit_tiny_patch16_224", "pvt_v2_b2": "pvt_v2_b0",
-    "deit_base_distilled_patch16_224": "deit_tiny_distilled_patch16_224", "swin_base_patch4_window7_224": "swin_tiny_patch4_window7_224",
-    "maxvit_small_tf_224": "maxvit_tiny_tf_224", "efficientvit_b2": "efficientvit_b0", "crossvit_small_240": "crossvit_tiny_240",
+    "deit_base_distilled_patch16_224": "deit_tiny_distilled_patch16_224",
+    "swin_base_patch4_window7_224": "swin_tiny_patch4_window7_224", "maxvit_small_tf_224": "maxvit_tiny_tf_224",
+    "efficientvit_b2": "efficientvit_b0", "crossvit_small_240": "crossvit_tiny_240",
     "mobilevitv2_100": "mobilevitv2_050", "resnet50": "resnet26",
 }  # fmt: skip
 #: And narrower and shallower than that where it still takes long.

@@ -133,7 +133,7 @@ def recordings(explainer: hilrp.Explainer) -> list:
 @needs_triton
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
 def test_kernels_beside_the_plain_functions(dtype, bound):
-    from kernel_cases import compared
+    from helpers.kernel_cases import compared
 
     with torch.device(DEVICE):
         found = compared(dtype, kernels._fused)
@@ -221,8 +221,8 @@ def test_models_of_timm(monkeypatch, name):
 
 def test_signs_are_computed_from_what_an_activation_keeps():
     """There is no byte for each sign, as there is on a processor."""
+    from helpers.kept_tensors import kept_by
     from hilrp.method.rules import Rules
-    from test_activations import kept_by
 
     model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 6)).to(DEVICE).eval()
     bytes_kept, run = kept_by(model, torch.randn(64, 8, device=DEVICE), Rules())

@@ -8,14 +8,15 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import hilrp
+from helpers.paths import DOCUMENTS, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULES = [m.name for m in pkgutil.walk_packages(hilrp.__path__, "hilrp.")]
 
 
@@ -94,6 +95,44 @@ def test_import_and_explaining_need_torch_alone():
     assert "No module named 'numpy'" in forbidden.stderr
 
 
+def long_lines(text: str) -> list[str]:
+    """The lines of a document of more than 120 characters; rows of tables, code and the targets of links aside."""
+    found, fenced, code, empty = [], False, False, True
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        # Four spaces after an empty line are code, as they are after a line of code; in a list they would be text.
+        code = line.startswith("    ") and (code or empty)
+        empty = not line.strip()
+        if not (fenced or code or line.startswith("|")) and len(re.sub(r"\]\([^)]*\)", "]()", line)) > 120:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lines_of_documents_are_short(document: Path):
+    assert not long_lines(document.read_text())
+
+
+def test_long_lines():
+    text = "a " * 60 + "a"
+    link = f"[a](https://b.c/{'d' * 120})"
+    for allowed in (f"| {text}|", f"```\n{text}\n```", f"some code:\n\n    {text}\n    {text}", link):
+        assert not long_lines(allowed)
+    for forbidden in (text, f"- {text}", f"```\n```\n{text}", f"- an item\n    {text}", f"[a](b.md) {text}"):
+        assert len(long_lines(forbidden)) == 1
+
+
+def test_lines_of_code_are_short():
+    """Ruff checks it; the only file that is allowed longer ones is the table of operations."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    assert settings["line-length"] == 120
+    assert "E" in settings["lint"]["select"]
+    assert "E501" not in settings["lint"]["ignore"]
+    exceptions = {name for name, rules in settings["lint"]["per-file-ignores"].items() if {"E", "E501"} & set(rules)}
+    assert exceptions == {"src/hilrp/method/table.py"}
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
@@ -104,8 +143,8 @@ def test_the_page_of_the_zoo_says_what_the_cards_say():
     page = (ROOT / "docs" / "zoo.md").read_text()
     for name in zoo.names():
         card = zoo.card(name)
-        row = f"| `zoo/{name}` | {card['architecture']} | {card['parameters'] / 1e6:.2f} M | {card['mean_average_precision']:.4f} |"
-        assert row in page
+        size, precision = f"{card['parameters'] / 1e6:.2f} M", f"{card['mean_average_precision']:.4f}"
+        assert f"| `zoo/{name}` | {card['architecture']} | {size} | {precision} |" in page
     for name in zoo.others():
         words, value = zoo.figure(name)
         row = next(line for line in page.splitlines() if line.startswith(f"| `zoo/{name}` |"))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import hilrp
+from helpers.paths import DOCUMENTS, ROOT
 
 PACKAGE = Path(hilrp.__file__).parent
-ROOT = PACKAGE.parent.parent
 #: From the ground up. ``hilrp`` itself is what a user imports: it stands on all that is above it in this list.
 ORDER = ["util", "scenes", "method", "engine", "targets", "attribution", "zoo", "models", "hilrp"]
 ORDER += ["verify", "jobs", "pages", "app", "cli"]
@@ -61,6 +62,36 @@ def test_no_room_imports_one_above_it() -> None:
     assert not upward, "\n".join(upward)
 
 
+#: The plain pass: what is read first.
+CORE = ["engine/engine.py", *(f"method/{name}.py" for name in "table call linear bilinear normalisation".split())]
+CORE += [f"method/{name}.py" for name in "reindexing composite autograd".split()]
+
+
+def lines_of(*files: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def test_the_core_and_the_secant_forms_do_not_grow() -> None:
+    """Both are to be read in one sitting; who adds to them takes something out."""
+    assert lines_of(*(PACKAGE / name for name in CORE)) <= 2140
+    assert lines_of(*(PACKAGE / "method" / "secant").glob("*.py")) <= 1090
+
+
+def test_the_core_of_the_method_imports_neither_secant_nor_fast_forms() -> None:
+    for file in (*(PACKAGE / "method").glob("*.py"), *(PACKAGE / "engine").glob("*.py")):
+        assert not [each for each in imports(file) if each.startswith(("hilrp.method.secant", "hilrp.method.fast"))]
+
+
+def test_the_picture_of_the_house_has_every_room() -> None:
+    drawn = runpy.run_path(str(ROOT / "scripts" / "engine_figures.py"))
+    assert set(drawn["ROOMS"]) == {*ORDER, "method/secant", "method/fast"}
+    graph = drawn["import_graph"]()
+    assert set(graph) == set(drawn["ROOMS"])
+    arrows = drawn["without_detours"](graph)
+    assert arrows["engine"] == {"method"}
+    assert arrows["method/fast"] == {"method/secant"}
+
+
 def test_the_door_opens_to_what_is_below_it() -> None:
     for name in FILES - {"__main__.py"}:
         above = [each for each in imports(PACKAGE / name) if ORDER.index(room_of(each)) > ORDER.index("hilrp")]
@@ -77,14 +108,6 @@ def test_the_map_of_contributing_is_true() -> None:
     for row in re.findall(r"^\| `(\w+)/` \|(.*)$", table, re.MULTILINE):
         for name in re.findall(r"`(\w+(?:/\w+)*(?:\.py|/))`", row[1]):
             assert (PACKAGE / row[0] / name).exists(), f"{row[0]}/{name}"
-
-
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

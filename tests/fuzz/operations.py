@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 
 from fuzz.checks import Case
-from hilrp.method.table import _SYNONYMS, TABLE
+from hilrp.method.table import TABLE
+from hilrp.method.torch_calls import _SYNONYMS
 from hilrp.util.nested import map_tensors, tensors
 
 # That import forbids to set torch's flags, for the whole process: other tests do.

@@ -203,16 +203,18 @@ class Functional:
             return
         operands = [self.read(i) for i in step.registers]
         if step.kind == "write":
-            self._write(step.registers[0], WRITES[step.name].functional(operands[0], constants, *operands[1:]))
+            write = WRITES[step.name]
+            new = write.functional(operands[0], constants, *operands[1:])
+            self._write(step.registers[0], write.part(new), write.part)
         else:
             self._values[step.result] = made = COMPUTE[step.name].run(constants, *operands)
             self._shapes[step.result] = tuple(made.shape[1:])
 
-    def _write(self, register: int, new: Tensor) -> None:
+    def _write(self, register: int, new: Tensor, part: Callable[[Tensor], Tensor]) -> None:
         root = self._root(register)
         if root not in self._memory:
             self._memory[root] = Memory(self.read(root))
-        self._memory[root].write(self._elements(register), new)
+        self._memory[root].write(part(self._elements(register)), new)
         for each in [each for each in self._values if self._root(each) == root]:
             del self._values[each]
 

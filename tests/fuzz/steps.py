@@ -108,22 +108,38 @@ def _unary(run: Callable[[Tensor], Tensor], **options: Any) -> Compute:
 
 COMPUTE: dict[str, Compute] = {
     "conv1x1": Compute(
-        lambda c, x: F.conv2d(x, *c), _rank(3, lambda s: (4, *s[1:])), lambda r, s: [r(4, s[0], 1, 1), r(4)], homogeneous=True, weight=3
+        lambda c, x: F.conv2d(x, *c),
+        _rank(3, lambda s: (4, *s[1:])),
+        lambda r, s: [r(4, s[0], 1, 1), r(4)],
+        homogeneous=True,
+        weight=3,
     ),
     "conv3x3": Compute(
-        lambda c, x: F.conv2d(x, *c, padding=1), _rank(3, lambda s: (6, *s[1:])), lambda r, s: [r(6, s[0], 3, 3) * 0.5, r(6)],
-        homogeneous=True, weight=3,
+        lambda c, x: F.conv2d(x, *c, padding=1),
+        _rank(3, lambda s: (6, *s[1:])),
+        lambda r, s: [r(6, s[0], 3, 3) * 0.5, r(6)],
+        homogeneous=True,
+        weight=3,
     ),
     "depthwise": Compute(
-        lambda c, x: F.conv2d(x, *c, padding=1, groups=x.shape[1]), _rank(3), lambda r, s: [r(s[0], 1, 3, 3) * 0.5], homogeneous=True
-    ),
-    "linear": Compute(lambda c, x: F.linear(x, *c), _last(4), lambda r, s: [r(4, s[-1]), r(4)], homogeneous=True, weight=4),
-    "matmul of a constant": Compute(lambda c, x: x @ c[0], _last(6), lambda r, s: [r(s[-1], 6)], homogeneous=True),
-    "batch norm": Compute(
-        lambda c, x: F.batch_norm(x, c[0], c[1].abs() + 0.5, c[2], c[3]), _rank(3), lambda r, s: [r(s[0]) for _ in range(4)],
+        lambda c, x: F.conv2d(x, *c, padding=1, groups=x.shape[1]),
+        _rank(3),
+        lambda r, s: [r(s[0], 1, 3, 3) * 0.5],
         homogeneous=True,
     ),
-    "layer norm": Compute(lambda c, x: F.layer_norm(x, x.shape[-1:], *c), make=lambda r, s: [r(s[-1]), r(s[-1])], weight=2),
+    "linear": Compute(
+        lambda c, x: F.linear(x, *c), _last(4), lambda r, s: [r(4, s[-1]), r(4)], homogeneous=True, weight=4
+    ),
+    "matmul of a constant": Compute(lambda c, x: x @ c[0], _last(6), lambda r, s: [r(s[-1], 6)], homogeneous=True),
+    "batch norm": Compute(
+        lambda c, x: F.batch_norm(x, c[0], c[1].abs() + 0.5, c[2], c[3]),
+        _rank(3),
+        lambda r, s: [r(s[0]) for _ in range(4)],
+        homogeneous=True,
+    ),
+    "layer norm": Compute(
+        lambda c, x: F.layer_norm(x, x.shape[-1:], *c), make=lambda r, s: [r(s[-1]), r(s[-1])], weight=2
+    ),
     "group norm": Compute(lambda c, x: F.group_norm(x, 1, *c), _rank(3), lambda r, s: [r(s[0]), r(s[0])]),
     "norm by hand": Compute(_normed),
     "rms norm by hand": _unary(lambda x: x * (x.square().mean(-1, keepdim=True) + 0.1).rsqrt()),
@@ -158,7 +174,9 @@ COMPUTE: dict[str, Compute] = {
     "where": _unary(lambda x: torch.where(x > 0.1, x, 0.2 * x), homogeneous=True, chooses=True),
     "masked fill": _unary(lambda x: x.masked_fill(x > 0.8, 0.0), homogeneous=True, chooses=True),
     "mean": _unary(lambda x: x.mean(-1, keepdim=True), shape=_last(1), homogeneous=True),
-    "spatial mean": _unary(lambda x: x.mean((2, 3), keepdim=True), shape=_rank(3, lambda s: (s[0], 1, 1)), homogeneous=True, weight=3),
+    "spatial mean": _unary(
+        lambda x: x.mean((2, 3), keepdim=True), shape=_rank(3, lambda s: (s[0], 1, 1)), homogeneous=True, weight=3
+    ),
     "maximum over an axis": _unary(lambda x: x.amax(1, keepdim=True), shape=lambda s: (1, *s[1:]), homogeneous=True),
     "values of max": _unary(lambda x: x.max(-1, keepdim=True).values, shape=_last(1), homogeneous=True),
     "sort": _unary(lambda x: x.sort(-1).values, homogeneous=True),
@@ -171,9 +189,13 @@ COMPUTE: dict[str, Compute] = {
     "product": Compute(lambda c, a, b: a * b, _broadcast, operands=2, weight=6),
     "divide": Compute(lambda c, a, b: a / (b.abs() + 1), _broadcast, operands=2),
     "maximum": Compute(lambda c, a, b: torch.maximum(a, b), _equal, operands=2, homogeneous=True),
-    "where of two": Compute(lambda c, a, b: torch.where(a > b, a, 0.3 * b), _equal, operands=2, homogeneous=True, chooses=True),
+    "where of two": Compute(
+        lambda c, a, b: torch.where(a > b, a, 0.3 * b), _equal, operands=2, homogeneous=True, chooses=True
+    ),
     "concatenate": Compute(lambda c, a, b: torch.cat([a, b], 1), _joined, operands=2, homogeneous=True, weight=2),
     "matmul of two": Compute(
-        lambda c, a, b: a @ b.transpose(1, 2), lambda a, b: (a[0], b[0]) if len(a) == len(b) == 2 and a[1] == b[1] else None, operands=2
+        lambda c, a, b: a @ b.transpose(1, 2),
+        lambda a, b: (a[0], b[0]) if len(a) == len(b) == 2 and a[1] == b[1] else None,
+        operands=2,
     ),
-}  # fmt: skip
+}

@@ -30,6 +30,7 @@ class Write:
         homogeneous: Whether epsilon relevance is gradient x input.
         chooses: Whether it makes a mask of the input.
         weight: How often it is drawn.
+        part: What of the tensor is written to, where that is a view of it: the rest is what it was.
     """
 
     in_place: Callable[..., Any]
@@ -40,6 +41,7 @@ class Write:
     homogeneous: bool = False
     chooses: bool = False
     weight: int = 1
+    part: Callable[[Tensor], Tensor] = lambda t: t
 
 
 def _mask(rand: Any, shape: Shape) -> list[Tensor]:
@@ -104,7 +106,9 @@ WRITES: dict[str, Write] = {
     "div_(number)": _w(lambda t: t.div_(2.5), lambda t: t / 2.5, homogeneous=True),
     "zero_": _w(Tensor.zero_, torch.zeros_like, homogeneous=True),
     "fill_": _w(lambda t: t.fill_(0.7), lambda t: torch.full_like(t, 0.7), homogeneous=True),
-    "index_fill_": _w(lambda t: t.index_fill_(1, _index(t), 0.3), lambda t: t.index_fill(1, _index(t), 0.3), homogeneous=True),
+    "index_fill_": _w(
+        lambda t: t.index_fill_(1, _index(t), 0.3), lambda t: t.index_fill(1, _index(t), 0.3), homogeneous=True
+    ),
     "masked_fill_(own mask)": _w(
         lambda t: t.masked_fill_(t > 0.5, 0.0), lambda t: t.masked_fill(t > 0.5, 0.0), homogeneous=True, chooses=True
     ),
@@ -123,27 +127,52 @@ WRITES: dict[str, Write] = {
     "div_": Write(lambda t, c, o: t.div_(o.abs() + 1), lambda t, c, o: t / (o.abs() + 1), operands=1),
     "copy_": Write(lambda t, c, o: t.copy_(o), lambda t, c, o: o.expand_as(t), operands=1, homogeneous=True),
     "[...] =": Write(_assign, lambda t, c, o: o.expand_as(t), operands=1, homogeneous=True),
-    "[:, 0] =": Write(_assign_first, _first, operands=1, homogeneous=True),
+    "[:, 0] =": Write(_assign_first, _first, operands=1, homogeneous=True, part=lambda t: t[:, :1]),
     "[mask] =": Write(
-        _assign_masked, lambda t, c, o: torch.where(c[0], o * 2, t), _mask, operands=1, same_shape=True, homogeneous=True
+        _assign_masked,
+        lambda t, c, o: torch.where(c[0], o * 2, t),
+        _mask,
+        operands=1,
+        same_shape=True,
+        homogeneous=True,
     ),
     "[:, indices] =": Write(
-        _assign_rows, lambda t, c, o: torch.cat([t[:, :-1], o[:, -1:] - 1], 1), operands=1, same_shape=True, homogeneous=True
+        _assign_rows,
+        lambda t, c, o: torch.cat([t[:, :-1], o[:, -1:] - 1], 1),
+        operands=1,
+        same_shape=True,
+        homogeneous=True,
     ),
     "index_add_": Write(
-        lambda t, c, o: t.index_add_(1, _index(t), o[:, :1]), lambda t, c, o: torch.cat([t[:, :-1], t[:, -1:] + o[:, :1]], 1),
-        operands=1, same_shape=True, homogeneous=True,
+        lambda t, c, o: t.index_add_(1, _index(t), o[:, :1]),
+        lambda t, c, o: torch.cat([t[:, :-1], t[:, -1:] + o[:, :1]], 1),
+        operands=1,
+        same_shape=True,
+        homogeneous=True,
     ),
     "index_copy_": Write(
-        lambda t, c, o: t.index_copy_(1, _index(t), o[:, :1]), lambda t, c, o: torch.cat([t[:, :-1], o[:, :1]], 1),
-        operands=1, same_shape=True, homogeneous=True,
+        lambda t, c, o: t.index_copy_(1, _index(t), o[:, :1]),
+        lambda t, c, o: torch.cat([t[:, :-1], o[:, :1]], 1),
+        operands=1,
+        same_shape=True,
+        homogeneous=True,
     ),
     "masked_scatter_": Write(
-        lambda t, c, o: t.masked_scatter_(c[0].expand_as(t), o[c[0].expand_as(o)]), lambda t, c, o: torch.where(c[0], o, t), _mask,
-        operands=1, same_shape=True, homogeneous=True,
+        lambda t, c, o: t.masked_scatter_(c[0].expand_as(t), o[c[0].expand_as(o)]),
+        lambda t, c, o: torch.where(c[0], o, t),
+        _mask,
+        operands=1,
+        same_shape=True,
+        homogeneous=True,
     ),
-    "lerp_": Write(lambda t, c, o: t.lerp_(o, 0.3), lambda t, c, o: torch.lerp(t, o, 0.3), operands=1, homogeneous=True),
+    "lerp_": Write(
+        lambda t, c, o: t.lerp_(o, 0.3), lambda t, c, o: torch.lerp(t, o, 0.3), operands=1, homogeneous=True
+    ),
     "addcmul_": Write(
-        lambda t, c, o: t.addcmul_(o, c[0]), lambda t, c, o: torch.addcmul(t, o, c[0]), _row, operands=1, homogeneous=True
+        lambda t, c, o: t.addcmul_(o, c[0]),
+        lambda t, c, o: torch.addcmul(t, o, c[0]),
+        _row,
+        operands=1,
+        homogeneous=True,
     ),
-}  # fmt: skip
+}

@@ -1,6 +1,6 @@
 """The page of `hilrp serve`: pictures, models, explanations and comparisons, for several people at once.
 
-`pictures`, `models`, `predictions`, `sessions`, `desk` and `actions` hold what happens, without a word of Gradio;
+`pictures`, `models`, `predictions`, `sessions`, `controller` and `actions` hold what happens, without a word of Gradio;
 `blocks` is what is on the page, and `server` what is sent to the browser. Pictures and results stay in memory and are
 forgotten with the tab that they belong to.
 """

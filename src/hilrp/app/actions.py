@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hilrp.app.controller import Desk
+from hilrp.app.controller import Controller
 from hilrp.app.sessions import Session
 from hilrp.util.errors import InputError
 
@@ -16,11 +16,11 @@ class Actions:
     """What can be done on the page.
 
     Attributes:
-        desk: Who does it.
+        controller: It computes what an action asks for.
         uploads: The folder that files are sent to: no other file is touched, whatever a request says.
     """
 
-    desk: Desk
+    controller: Controller
     uploads: Path
 
     def sent(self, path: str) -> Path:
@@ -32,7 +32,7 @@ class Actions:
 
     def upload(self, session: Session, files: list[str] | None) -> list[str]:
         """Pictures were dropped."""
-        return self.desk.upload(session, [self.sent(file) for file in files or ()])
+        return self.controller.upload(session, [self.sent(file) for file in files or ()])
 
     def note(self, session: Session, file: str | None) -> None:
         """A file was dropped that is read later; if it never is, it goes with the tab."""
@@ -45,11 +45,11 @@ class Actions:
             raise InputError("There is no checkpoint yet. Drop a file with the weights.")
         files = [self.sent(file) for file in (checkpoint, classes) if file is not None]
         session.files -= set(files)
-        self.desk.weights(session, name or "", files[0], files[1] if len(files) > 1 else None)
+        self.controller.weights(session, name or "", files[0], files[1] if len(files) > 1 else None)
 
     def predicted(self, session: Session, target: str) -> None:
         """One of the predictions was clicked."""
-        self.desk.ask(session, target=target, against=None)
+        self.controller.ask(session, target=target, against=None)
 
     def label(self, session: Session, text: str | None) -> None:
         """A class was chosen by name."""
@@ -62,12 +62,12 @@ class Actions:
             target = f"region:{place}:{index}"
         elif kind == "objects":
             target = f"detection:{session.loaded.named(index)}"
-        self.desk.ask(session, target=target, against=None)
+        self.controller.ask(session, target=target, against=None)
 
     def against(self, session: Session, text: str | None) -> None:
         """A class to contrast with was chosen; or none."""
         if session.loaded is not None:
-            self.desk.ask(session, against=str(session.loaded.index(str(text))) if text else None)
+            self.controller.ask(session, against=str(session.loaded.index(str(text))) if text else None)
 
     def region(self, session: Session, box: str) -> None:
         """A rectangle was drawn or typed."""
@@ -75,15 +75,15 @@ class Actions:
         if len(numbers) != 4 or not re.fullmatch(r"\s*([0-9.]+[\s,]*){4}", box):
             raise InputError(f"region {box!r}: give left, top, right and bottom in pixels: 20, 20, 60, 70.")
         label = (session.target or "").rpartition(":")[2]
-        self.desk.ask(session, target=f"region:{','.join(numbers)}:{label}", against=None)
+        self.controller.ask(session, target=f"region:{','.join(numbers)}:{label}", against=None)
 
     def caption(self, session: Session, text: str) -> None:
         """A caption was typed."""
-        self.desk.ask(session, target=f"text:{text}", against=None)
+        self.controller.ask(session, target=f"text:{text}", against=None)
 
     def rules(self, session: Session, rules: str, reference: str | None) -> None:
         """Other rules or another reference were chosen."""
         try:
-            self.desk.ask(session, rules=rules, reference=reference or None)
+            self.controller.ask(session, rules=rules, reference=reference or None)
         except InputError as error:
             raise InputError(f"Rules {rules} relative to {reference or 'nothing'}: {error}") from error

@@ -1,4 +1,4 @@
-"""What is on the page: Gradio's components, and what each of them asks of the desk."""
+"""What is on the page: Gradio's components, and what each of them asks of the controller."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Page:
     """The components, by what they are; each handler changes a session and then shows it."""
 
     def __init__(self, actions: Actions, sessions: Sessions) -> None:
-        self.actions, self.desk, self.sessions = actions, actions.desk, sessions
+        self.actions, self.controller, self.sessions = actions, actions.controller, sessions
         with gr.Blocks(
             title="HiLRP", analytics_enabled=False, delete_cache=(600, 86400), fill_width=True
         ) as self.blocks:
@@ -73,12 +73,13 @@ class _Page:
         self.remove = gr.Button("Take this picture away", size="sm", elem_id="remove")
 
     def _models(self) -> None:
-        names = self.desk.models.names()
+        names = self.controller.models.names()
         self.model = gr.Dropdown(names, value=names[0], label="Model", elem_id="model")
         self.published = gr.Textbox(
             label="or a published one",
             placeholder="swin_tiny_patch4_window7_224",
-            info="A name of timm, torchvision, transformers or open_clip, then Enter. Its weights are fetched, which needs a connection the first time.",
+            info="A name of timm, torchvision, transformers or open_clip, then Enter. Its weights are fetched, "
+            "which needs a connection the first time.",
             elem_id="published",
         )
         with gr.Accordion("Weights of your own", open=False):
@@ -131,16 +132,16 @@ class _Page:
     # What is done ---------------------------------------------------------------------------------------------------
 
     def wire(self) -> None:
-        """Connects components and desk."""
-        desk, do = self.desk, self.actions
+        """Connects components and controller."""
+        controller, do = self.controller, self.actions
         with self.blocks:
-            self._on(self.blocks.load, desk.begin, [])
+            self._on(self.blocks.load, controller.begin, [])
             self._on(self.files.upload, do.upload, [self.files], clears=[self.files])
-            self._on(self.scene.input, lambda session, index: desk.scene(session, int(index)), [self.scene])
-            self._on(self.pictures.input, desk.choose, [self.pictures])
-            self._on(self.remove.click, desk.remove, [])
-            self._on(self.model.input, desk.model, [self.model])
-            self._on(self.published.submit, desk.model, [self.published])
+            self._on(self.scene.input, lambda session, index: controller.scene(session, int(index)), [self.scene])
+            self._on(self.pictures.input, controller.choose, [self.pictures])
+            self._on(self.remove.click, controller.remove, [])
+            self._on(self.model.input, controller.model, [self.model])
+            self._on(self.published.submit, controller.model, [self.published])
             weights = [self.checkpoint, self.classes]
             for component in weights:
                 component.upload(self._note, [component], [], api_visibility="private")
@@ -203,9 +204,9 @@ class _Page:
         stop = session.stop
         found: list[Compared] = []
         try:
-            result = self.desk.comparable(session)
+            result = self.controller.comparable(session)
             progress(0.0, desc="waiting for its turn")
-            for found in self.desk.compare(session, result, names):
+            for found in self.controller.compare(session, result, names):
                 progress((len(found), len(names)), desc=f"{found[-1].method.title} done", unit="methods")
                 yield comparison_table(found, result, names[len(found) :])
         except HilrpError as error:
@@ -225,13 +226,14 @@ class _Page:
     @property
     def _outputs(self) -> list[Any]:
         return [
-            self.status, self.style, self.files, self.scene, self.pictures, self.model, self.checkpoint, self.classes, self.predictions, self.label,
-            self.against, self.region, self.caption, self.rules, self.reference, self.viewer, self.exports, self.code, self.compared, self.compare,
+            self.status, self.style, self.files, self.scene, self.pictures, self.model, self.checkpoint, self.classes,
+            self.predictions, self.label, self.against, self.region, self.caption, self.rules, self.reference,
+            self.viewer, self.exports, self.code, self.compared, self.compare,
         ]  # fmt: skip
 
     def _models_shown(self, session: Session) -> Any:
         """The models that are there, with the user's own and one that was fetched."""
-        names = [*session.own, *self.desk.models.names()]
+        names = [*session.own, *self.controller.models.names()]
         mine = next((name for name, own in session.own.items() if own.loaded is session.loaded), None)
         current = mine or (session.loaded.name if session.loaded is not None else None)
         return gr.Dropdown(names if current in names or current is None else [current, *names], value=current)
@@ -304,9 +306,11 @@ def _links(token: str) -> str:
 
 def _marks(session: Session) -> str:
     """Bars behind the predictions, and thumbnails on the pictures."""
+    choices = session.prediction.choices if session.prediction is not None else ()
     rules = [
-        f"#predictions label:nth-of-type({i}) {{ background: linear-gradient(90deg, #cfe2fb {100 * choice.part:.1f}%, #f4f6f8 {100 * choice.part:.1f}%) !important; }}"
-        for i, choice in enumerate(session.prediction.choices if session.prediction is not None else (), 1)
+        f"#predictions label:nth-of-type({i}) {{ background: linear-gradient(90deg, "
+        f"#cfe2fb {100 * choice.part:.1f}%, #f4f6f8 {100 * choice.part:.1f}%) !important; }}"
+        for i, choice in enumerate(choices, 1)
     ]
     rules += [
         f"#pictures label:nth-of-type({i}) {{ background-image: url(./thumbnail/{token}) !important; }}"

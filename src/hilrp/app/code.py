@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hilrp.jobs.target_text import Wanted
+from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.targets import Detection, Region, Views
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked of a model.
+class Request:
+    """What a user asked of a model.
 
     Attributes:
         target, against: In the words of `hilrp explain`.
@@ -29,35 +29,35 @@ class Asked:
     classes: str | None = None
 
 
-def written(opening: str, loaded: Loaded, asked: Asked, wanted: Wanted, name: str) -> str:
-    """The lines.
+def written(opening: str, loaded: Loaded, request: Request, parsed: ParsedTarget, name: str) -> str:
+    """The lines of Python that make an explanation again.
 
     Args:
         opening: Lines that open the picture as ``image``: imports, an empty line, the rest.
         loaded: The model.
-        asked: What was asked of it.
-        wanted: The same, understood.
+        request: What was asked of it.
+        parsed: The target of the request, read from its text.
         name: What the results are saved as.
     """
     needed, _, opened = opening.partition("\n\n")
     imports = ["import hilrp", *needed.splitlines()]
-    weights = f", checkpoint={asked.checkpoint!r}" if asked.checkpoint else ""
-    if asked.classes:
+    weights = f", checkpoint={request.checkpoint!r}" if request.checkpoint else ""
+    if request.classes:
         imports += ["from pathlib import Path", "from hilrp.models.loading import class_names"]
-        weights += f", classes=class_names(Path({asked.classes!r}))"
+        weights += f", classes=class_names(Path({request.classes!r}))"
     lines = [*opened.splitlines(), f"loaded = hilrp.load({loaded.name!r}{weights})", "x = loaded.batch([image])"]
-    model, options = "loaded.model", f", rules={asked.rules!r}"
-    if wanted.tower:
+    model, options = "loaded.model", f", rules={request.rules!r}"
+    if parsed.tower:
         imports += ["from hilrp.targets import Cosine", "from hilrp.texts import ImageTower, caption_embeddings"]
-        caption = wanted.text.partition(":")[2]
+        caption = parsed.text.partition(":")[2]
         lines.append(f"caption = caption_embeddings(loaded.texts.model, loaded.texts.ids({caption!r}))")
         model, target = "ImageTower(loaded.texts.model).eval()", "Cosine(caption)"
     else:
-        kind, target = _target(wanted)
+        kind, target = _target(parsed)
         imports += [f"from hilrp.targets import {kind}"] if kind else []
-    if asked.reference is not None:
+    if request.reference is not None:
         imports.append("from hilrp.references import named")
-        lines.append(f"reference = named({asked.reference!r}, loaded.preprocess.mean, loaded.preprocess.std)")
+        lines.append(f"reference = named({request.reference!r}, loaded.preprocess.mean, loaded.preprocess.std)")
         options += ", reference=reference"
     lines += [
         f"explanation = hilrp.Explainer({model}{options}).explain(x, {target})",
@@ -67,9 +67,9 @@ def written(opening: str, loaded: Loaded, asked: Asked, wanted: Wanted, name: st
     return "\n".join([*sorted(set(imports[1:])), "", imports[0], "", *lines, ""])
 
 
-def _target(wanted: Wanted) -> tuple[str, str]:
+def _target(parsed: ParsedTarget) -> tuple[str, str]:
     """What to import from `hilrp.targets`, and what to write."""
-    target = wanted.target
+    target = parsed.target
     if isinstance(target, Views):
         return "Views", "Views()"
     if isinstance(target, Region):
@@ -77,6 +77,6 @@ def _target(wanted: Wanted) -> tuple[str, str]:
     if isinstance(target, Detection):
         rest = f", label={target.label!r}" if target.side is None else f", side={target.side!r}"
         return "Detection", f"Detection({target.query!r}{rest})"
-    if wanted.against is not None:
-        return "Contrast", f"Contrast({wanted.label!r}, {wanted.against!r})"
-    return "", repr(wanted.label)
+    if parsed.against is not None:
+        return "Contrast", f"Contrast({parsed.label!r}, {parsed.against!r})"
+    return "", repr(parsed.label)

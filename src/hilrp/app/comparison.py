@@ -27,10 +27,10 @@ class Compared:
     """A method on a picture.
 
     Attributes:
-        method: Which.
+        method: The method.
         map: Its map ``[H,W]``.
         seconds: What it took.
-        passes: That, in forward and backward passes of the model.
+        passes: The same time, counted in forward and backward passes of the model.
         total: The sum of the map as a part of the score, where the method is signed.
         figures: How well the map lies on the object, where that is known.
         error: Why there is no map.

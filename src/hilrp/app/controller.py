@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hilrp.app import pictures
-from hilrp.app.code import Asked
+from hilrp.app.code import Request
 from hilrp.app.comparison import Compared, compare
 from hilrp.app.models import Models
 from hilrp.app.predictions import predict
@@ -17,7 +17,7 @@ from hilrp.app.results import Result, on_processor
 from hilrp.app.sessions import Own, Session
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.references import named
-from hilrp.jobs.target_text import Wanted
+from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import class_names
 from hilrp.targets import Contrast
@@ -25,7 +25,7 @@ from hilrp.util.errors import HilrpError, InputError
 
 
 @dataclass
-class Desk:
+class Controller:
     """Explains pictures with models.
 
     Attributes:
@@ -36,7 +36,7 @@ class Desk:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, session: Session) -> None:
-        """What a new tab shows: a scene, explained."""
+        """Prepares what a new tab shows: a scene, explained."""
         if session.picture is None:
             session.add(pictures.scene(pictures.FIRST))
         self.model(session, self.models.first)
@@ -71,7 +71,7 @@ class Desk:
         self.look(session)
 
     def choose(self, session: Session, token: str) -> None:
-        """Another of the pictures."""
+        """Chooses another of the pictures."""
         if token not in session.pictures:
             raise InputError("That picture is gone. Drop it again.")
         session.picture = session.pictures[token]
@@ -86,7 +86,7 @@ class Desk:
             self.look(session)
 
     def model(self, session: Session, name: str | None) -> None:
-        """Another model, with its published weights; or the operator's."""
+        """Takes another model, with its published weights; or the operator's."""
         if name in session.own:
             own = session.own[name]
             return self.look(session, own.loaded, own.checkpoint, own.classes)
@@ -96,7 +96,7 @@ class Desk:
         return self.look(session, loaded, *files)
 
     def weights(self, session: Session, name: str, checkpoint: Path, classes: Path | None) -> None:
-        """Another model, with weights of the user's own; the files are deleted."""
+        """Takes another model, with weights of the user's own; the files are deleted."""
         try:
             names = None if classes is None else class_names(classes)
             loaded = self.models.fitted(name, checkpoint, names)
@@ -115,7 +115,7 @@ class Desk:
     def look(
         self, session: Session, loaded: Loaded | None = None, checkpoint: str | None = None, classes: str | None = None
     ) -> None:
-        """What the model, or another one, says of the picture; and the explanation of the strongest."""
+        """Keeps what the model, or another one, says of the picture, and explains the strongest class."""
         loaded = loaded or session.loaded
         if loaded is None:
             raise InputError("There is no model yet. Choose one.")
@@ -148,21 +148,21 @@ class Desk:
             raise
 
     def explain(self, session: Session) -> None:
-        """The explanation of what is asked for."""
+        """Explains what the session asks for, and keeps the result."""
         loaded, picture = session.loaded, session.picture
         if loaded is None or picture is None or session.target is None:
             raise InputError("There is nothing to explain yet. Choose a picture, a model and a class.")
-        asked = Asked(
+        request = Request(
             session.target, session.against, session.rules, session.reference, session.checkpoint, session.classes
         )
         reference = None
-        if asked.reference is not None:
-            reference = named(asked.reference, loaded.preprocess.mean, loaded.preprocess.std)
+        if request.reference is not None:
+            reference = named(request.reference, loaded.preprocess.mean, loaded.preprocess.std)
         with self._turn:
-            wanted = Wanted.parse(asked.target, loaded, asked.against)
-            explainer = Explainer(wanted.model(loaded), asked.rules, reference)
-            found = explainer.explain(loaded.batch([picture.image]), _target(wanted))
-        session.keep(Result(on_processor(found), picture, loaded, asked, wanted))
+            parsed = ParsedTarget.parse(request.target, loaded, request.against)
+            explainer = Explainer(parsed.model(loaded), request.rules, reference)
+            found = explainer.explain(loaded.batch([picture.image]), _target(parsed))
+        session.keep(Result(on_processor(found), picture, loaded, request, parsed))
 
     @staticmethod
     def comparable(session: Session) -> Result:
@@ -188,9 +188,9 @@ class Desk:
             yield found
 
 
-def _target(wanted: Wanted) -> Any:
-    if wanted.target is not None:
-        return wanted.target
-    if wanted.against is None or wanted.label is None:
-        return wanted.label
-    return Contrast(wanted.label, wanted.against)
+def _target(parsed: ParsedTarget) -> Any:
+    if parsed.target is not None:
+        return parsed.target
+    if parsed.against is None or parsed.label is None:
+        return parsed.label
+    return Contrast(parsed.label, parsed.against)

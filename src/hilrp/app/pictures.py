@@ -74,7 +74,10 @@ def uploaded(path: Path) -> Picture:
 def scene(index: int) -> Picture:
     """A scene that comes with hilrp."""
     found = Scenes(seed=0)[index]
-    opening = f"from PIL import Image\nfrom hilrp.scenes import Scenes\n\nimage = Image.fromarray(Scenes(seed=0)[{index}].image)"
+    opening = (
+        "from PIL import Image\nfrom hilrp.scenes import Scenes\n\n"
+        f"image = Image.fromarray(Scenes(seed=0)[{index}].image)"
+    )
     return Picture(f"scene {index}", Image.fromarray(found.image), opening, scene=found)
 
 

@@ -11,11 +11,11 @@ from functools import cached_property
 from torch import Tensor
 
 import hilrp
-from hilrp.app.code import Asked, written
+from hilrp.app.code import Request, written
 from hilrp.app.pictures import Picture
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.references import DEFAULT
-from hilrp.jobs.target_text import Wanted
+from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.pages.viewer import viewer_page
 from hilrp.util.errors import InputError
@@ -41,21 +41,24 @@ class Result:
 
     Attributes:
         explanation: Of this one sample, on the processor.
-        picture, loaded, asked, wanted: Of what, by what, and what was asked.
+        picture: The picture that is explained.
+        loaded: The model.
+        request: What was asked of it.
+        parsed: The target of the request, read from its text.
         token: What its page is asked for by: nobody can guess it.
     """
 
     explanation: Explanation
     picture: Picture
     loaded: Loaded
-    asked: Asked
-    wanted: Wanted
+    request: Request
+    parsed: ParsedTarget
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     @property
     def title(self) -> str:
         """What is explained, in words."""
-        found, said = self.explanation, self.wanted.titles(self.loaded, self.explanation.output, 1)
+        found, said = self.explanation, self.parsed.titles(self.loaded, self.explanation.output, 1)
         if said is not None:
             return said[0]
         name = "score" if found.target is None else self.loaded.named(int(found.target[0]))
@@ -63,14 +66,14 @@ class Result:
 
     @property
     def about(self) -> str:
-        """Of which picture, with which model and rules."""
+        """The picture, the model and the rules, in words."""
         relative = f", relative to {self.reference}" if self.reference else ""
-        return f"{self.picture.name}, {self.loaded.name} ({self.loaded.weights}), rules {self.asked.rules}{relative}"
+        return f"{self.picture.name}, {self.loaded.name} ({self.loaded.weights}), rules {self.request.rules}{relative}"
 
     @property
     def reference(self) -> str | None:
         """What relevance is relative to, by name."""
-        return self.asked.reference or (DEFAULT if self.explanation.reference is not None else None)
+        return self.request.reference or (DEFAULT if self.explanation.reference is not None else None)
 
     @property
     def notes(self) -> list[str]:
@@ -82,7 +85,7 @@ class Result:
     def name(self) -> str:
         """What its files are named by."""
         stem = self.picture.name.rpartition(".")[0] or self.picture.name
-        how = self.asked.rules if self.reference is None else f"{self.asked.rules}-{self.reference}"
+        how = self.request.rules if self.reference is None else f"{self.request.rules}-{self.reference}"
         parts = (stem, self.title, *([how] if how != "hilrp" else []))
         return "-".join(re.sub(r"[^\w]+", "_", part).strip("_")[:40] or "picture" for part in parts)
 
@@ -108,7 +111,7 @@ class Result:
         height, width = self.explanation.map.shape[-2:]
         if self.truth is not None:
             return self.truth.float().unsqueeze(0)
-        return self.wanted.outlines((height, width), self.explanation.output, 1)
+        return self.parsed.outlines((height, width), self.explanation.output, 1)
 
     @cached_property
     def page(self) -> str:
@@ -122,7 +125,7 @@ class Result:
             None if self.seen is None else self.seen[0],
             None if self.outline is None else self.outline[0],
             outlined,
-            regions=self.asked.target.startswith("region:"),
+            regions=self.request.target.startswith("region:"),
             code=self.code,
             name=self.name,
         )
@@ -142,11 +145,11 @@ class Result:
             "picture": self.picture.name,
             "image_notes": self.notes,
             "explained": self.title,
-            "target_words": self.asked.target,
+            "target_words": self.request.target,
             "reference": self.reference,
             "difference_to_reference": None if self.reference is None else self.explanation.ledger.explained.tolist(),
         }
-        titles = self.wanted.titles(self.loaded, self.explanation.output, 1)
+        titles = self.parsed.titles(self.loaded, self.explanation.output, 1)
         with _DRAWING:
             return self.explanation.encode(
                 kind, self.loaded.classes, self.seen, facts=facts, titles=titles, outlines=self.outline
@@ -155,7 +158,7 @@ class Result:
     @property
     def code(self) -> str:
         """Lines of Python that make the same explanation."""
-        return written(self.picture.opening, self.loaded, self.asked, self.wanted, self.name)
+        return written(self.picture.opening, self.loaded, self.request, self.parsed, self.name)
 
 
 def on_processor(found: Explanation) -> Explanation:

@@ -30,7 +30,7 @@ except ModuleNotFoundError as missing:
 
 from hilrp.app.actions import Actions
 from hilrp.app.blocks import build
-from hilrp.app.controller import Desk
+from hilrp.app.controller import Controller
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import Sessions
 
@@ -40,11 +40,11 @@ _POLICY = (
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
     "frame-ancestors 'self'; form-action 'self'; base-uri 'self'"
 )
-#: Of one file that is sent: checkpoints are large.
+#: The largest file that may be sent: checkpoints are large.
 _LARGEST = "4gb"
 #: Open tabs listen for news as long as they are open: this is how many seconds they are waited for.
 _GRACE = 2
-#: Of all that was sent and not yet read, in bytes.
+#: The most that may be sent and not yet read, in bytes.
 _TOTAL = 8 * 2**30
 
 
@@ -52,7 +52,7 @@ def make_app(models: Models, uploads: Path, host: str = "127.0.0.1") -> FastAPI:
     """The whole application; files are sent to the folder ``uploads``."""
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     sessions = Sessions()
-    blocks = build(Actions(Desk(models), uploads), sessions)
+    blocks = build(Actions(Controller(models), uploads), sessions)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.sessions = sessions
 
@@ -83,7 +83,9 @@ def make_app(models: Models, uploads: Path, host: str = "127.0.0.1") -> FastAPI:
         if found is None or kind not in KINDS:
             return _gone()
         headers = {
-            "Content-Disposition": f"attachment; filename=\"{_ascii(found.name)}.{kind}\"; filename*=UTF-8''{quote(found.name)}.{kind}",
+            "Content-Disposition": (
+                f"attachment; filename=\"{_ascii(found.name)}.{kind}\"; filename*=UTF-8''{quote(found.name)}.{kind}"
+            ),
             "Cache-Control": "no-store",
         }
         return Response(found.export(kind), media_type=KINDS[kind][0], headers=headers)
@@ -130,7 +132,7 @@ def _host(address: str) -> str | None:
 
 
 def _size(folder: Path) -> int:
-    """Of all that is in a folder, in bytes; what goes meanwhile doesn't count."""
+    """The size of all files in a folder, in bytes; one that is deleted meanwhile doesn't count."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

@@ -40,7 +40,7 @@ class Session:
         own: Models with weights of the user's own, by what they are called on the page.
         prediction: What it says of the picture.
         target, against: What is explained, in the words of `hilrp explain`.
-        rules, reference: How.
+        rules, reference: How it is explained, by name.
         results: The last explanations by their tokens, the last one last.
         lock: Held while something of this tab changes.
         stop: Set when the user doesn't want to wait for a comparison.

@@ -36,7 +36,8 @@ def comparison_table(
     known = (
         "Pointing, energy, average precision and IoU are measured on the true object. The best of each is bold."
         if measures or result.truth is not None
-        else "Where the object is isn\u2019t known here, so the maps get no marks; take a scene for that, and a class that is in it."
+        else "Where the object is isn\u2019t known here, so the maps get no marks; "
+        "take a scene for that, and a class that is in it."
     )
     more = "Stopped." if stopped else ""
     if waiting:
@@ -65,4 +66,7 @@ def _row(each: Compared, picture: np.ndarray, measures: list[str], best: dict[st
         for m in measures
     )
     total = "" if each.total is None else f"{each.total:.2f}"
-    return f"<tr><td>{name}</td><td>{shown}</td>{marks}<td>{total}</td><td>{each.seconds:.2f}</td><td>{each.passes:.1f}</td></tr>"
+    return (
+        f"<tr><td>{name}</td><td>{shown}</td>{marks}<td>{total}</td>"
+        f"<td>{each.seconds:.2f}</td><td>{each.passes:.1f}</td></tr>"
+    )

@@ -74,7 +74,8 @@ class AuditReport:
         """The even splits, modules of the same name in different blocks taken together.
 
         Example:
-            >>> AuditReport(notes={"even split of mul in blocks.0.mlp": 1, "even split of mul in blocks.1.mlp": 1}).splits
+            >>> notes = {"even split of mul in blocks.0.mlp": 1, "even split of mul in blocks.1.mlp": 1}
+            >>> AuditReport(notes=notes).splits
             {'mul in blocks.*.mlp': 2}
         """
         counts: Counter[str] = Counter()
@@ -164,7 +165,10 @@ def _reason(report: AuditReport, found: Explanation, model: nn.Module, x: Any) -
     if report.forward_difference != 0:
         again = forward_difference(model, x, _plain_outputs(model, x)[0])
         if again != 0:
-            return "The model isn't deterministic: two plain passes on the same input differ. Fix its seed or switch the chance off."
+            return (
+                "The model isn't deterministic: two plain passes on the same input differ. "
+                "Fix its seed or switch the chance off."
+            )
         return "The explained output differs from the plain one: please report this."
     worst = max(found.ledger.leaks, key=lambda name: float(found.ledger.leaks[name].abs().max()))
     return f"The books do not close; the largest leak is at `{worst}`."
@@ -189,8 +193,8 @@ class _Auditor(Explainer):
 
     _problem = _unsound
 
-    def _run(self, *args: Any, **options: Any) -> Pass:
-        run = super()._run(*args, **options)
+    def _pass(self, *args: Any, **options: Any) -> Pass:
+        run = super()._pass(*args, **options)
         self.counts, self.gates, self.dtypes = run.engine.counts, run.engine.gates, run.dtypes
         return run
 

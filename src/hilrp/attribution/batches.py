@@ -56,7 +56,7 @@ def in_batches(
             return explain(question, settled)
         seen = _window(part, question)
         try:
-            found = explain(_asked(question, seen), _relative(settled, question, seen))
+            found = explain(part_of_question(question, seen), _relative(settled, question, seen))
         except Exception as error:
             error.add_note(
                 f"The input is explained in parts: this one is of the samples {seen.start} to {seen.stop - 1} of "
@@ -73,10 +73,16 @@ def in_batches(
     return parts[0] if len(parts) == 1 else joined(parts, question.x)
 
 
-def alone(question: Question, batch: Batch, fitted: dict[Hashable, int]) -> bool:
-    """Whether several samples are explained one at a time."""
-    size = fitted.get(_form(question)) if batch == "auto" else batch
-    return question.batch > 1 and size == 1
+def at_once(question: Question, batch: Batch, fitted: dict[Hashable, int]) -> int:
+    """How many samples were explained at once."""
+    if batch == "auto":
+        return min(question.batch, fitted.get(_form(question), question.batch), _most(question))
+    return question.batch if batch is None else min(batch, question.batch)
+
+
+def _most(question: Question) -> int:
+    on_processor = all(t.device.type == "cpu" for t in tensors(question.x))
+    return _PROCESSOR if on_processor else question.batch
 
 
 def _form(question: Question) -> Hashable:
@@ -97,8 +103,7 @@ def _as_many_as_fit(
 ) -> list[Explanation]:
     count = question.batch
     form = _form(question)
-    on_processor = all(t.device.type == "cpu" for t in tensors(question.x))
-    size = min(fitted.get(form, count), count, _PROCESSOR if on_processor else count)
+    size = min(fitted.get(form, count), count, _most(question))
     try:
         found, in_the_end = in_parts(run, count, size)
     except MemoryError as error:
@@ -143,7 +148,7 @@ def _cut(tree: Any, question: Question, part: slice) -> Any:
     return map_tensors(lambda t: t[part] if _of_sample(t, question.batch) else t, tree)
 
 
-def _asked(question: Question, part: slice) -> Question:
+def part_of_question(question: Question, part: slice) -> Question:
     """The same question of some of the samples."""
     target = part_of(question.target, part, question.batch)
     return replace(question, x=_cut(question.x, question, part), target=target, batch=part.stop - part.start)

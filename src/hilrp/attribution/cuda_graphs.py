@@ -103,7 +103,7 @@ class Recorder(Generic[_Result]):
         self._model = model
         self._snapshot: Snapshot | None = None
         self._recordings: OrderedDict[Hashable, _Recording[_Result]] = OrderedDict()
-        self._met: set[Hashable] = set()
+        self._forms_seen: set[Hashable] = set()
         self._too_large: set[Hashable] = set()
         self._lock = threading.Lock()
         self._pool: Any = None
@@ -120,7 +120,7 @@ class Recorder(Generic[_Result]):
                 return True
             self._snapshot, self._pool, self.failure = Snapshot(self._model), None, None
             self._recordings.clear()
-            self._met.clear()
+            self._forms_seen.clear()
             self._too_large.clear()
             return False
 
@@ -139,9 +139,9 @@ class Recorder(Generic[_Result]):
             if key is None or key in self._too_large or self.failure is not None:
                 return None
             recording = self._recordings.get(key)
-            if recording is None and key in self._met:
+            if recording is None and key in self._forms_seen:
                 recording = self._record(key, inputs, step)
-            self._met.add(key)
+            self._forms_seen.add(key)
             if recording is None:
                 return None
             self._recordings.move_to_end(key)
@@ -155,7 +155,7 @@ class Recorder(Generic[_Result]):
     def meet(self, inputs: Any) -> None:
         """Says that the step has run on inputs of this form: the next ones are recorded."""
         with self._lock:
-            self._met.add(form(inputs))
+            self._forms_seen.add(form(inputs))
 
     def _record(self, key: Hashable, inputs: Any, step: Callable[[Any], _Result]) -> _Recording[_Result] | None:
         if self._pool is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,28 +10,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hilrp.attribution.batches import Batch, alone, in_batches
+from hilrp.attribution.batches import Batch, at_once, in_batches, part_of_question
 from hilrp.attribution.checks import check_input, check_model, ordinary, zero_score
 from hilrp.attribution.cuda_graphs import Recorder
+from hilrp.attribution.diagnosis import leak, non_finite
 from hilrp.attribution.explanation import Explanation, mean_of
 from hilrp.attribution.forward_backward import Outcome, Pass, input_names
-from hilrp.attribution.plain_passes import Comparison, Findings, samples_mix
+from hilrp.attribution.plain_passes import Comparison, Findings, parts_differ
 from hilrp.attribution.references import DEFAULT, Question, Reference, find
+from hilrp.attribution.single_samples import one_by_one
 from hilrp.attribution.stages import find_stages, of_stage
 from hilrp.engine import messages
-from hilrp.engine.recompute import find_recomputed
+from hilrp.engine.recompute import Outdated, find_recomputed
 from hilrp.method.call import KnownLayers
 from hilrp.method.ledger import OTHERS, Books, Ledger, Site
 from hilrp.method.rules import Rules
 from hilrp.targets import Target, logits_of, settled
-from hilrp.targets.classes import checked, question_of
-from hilrp.util.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
+from hilrp.targets.classes import Checked, checked, question_of
+from hilrp.util.errors import AuditWarning, HilrpError, InputError, ModelError
 from hilrp.util.nested import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
-
-#: A leak is blamed for what is missing if it is at least this part of it.
-_BLAMED = 0.1
 
 
 def explain(
@@ -70,7 +68,8 @@ def explain(
 
     Example:
         >>> import torch, hilrp
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2)).eval()
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
         >>> explanation = hilrp.explain(model, torch.randn(1, 3, 8, 8), target=1)
         >>> explanation.map.shape, bool(explanation.ledger.residual < 1e-4)
         (torch.Size([1, 8, 8]), True)
@@ -156,16 +155,29 @@ class Explainer:
         batch_size, x = check_input(x), ordinary(x)
         question = Question(self.model, x, target, batch_size)
         check_model(self.model)
+        if batch is None:
+            return self._at_once(question, self.reference)
         found = in_batches(self._at_once, question, self.reference, batch, self._fitted)
-        if self._checks and alone(question, batch, self._fitted):
-            mixed = samples_mix(self.model, x, batch_size)
-            if mixed:
-                found.notes["samples see each other: explained one at a time, each has the map that it has alone"] = (
-                    batch_size
-                )
-            elif mixed is None:
-                found.notes["not checked: whether samples see each other, since the model does not run on two"] = 1
+        size = at_once(question, batch, self._fitted)
+        if self._checks and size < batch_size:
+            self._beside_larger_parts(found, question, size)
         return found
+
+    def _beside_larger_parts(self, found: Explanation, question: Question, size: int) -> None:
+        """Notes whether samples that were explained in parts have the same scores in larger ones."""
+        first = slice(0, min(question.batch, 2 * size))
+        part = part_of_question(question, first)
+        target, own = settled(part.target, part.x, part.output), found[first]
+        chosen = target if callable(target) or own.target is None else Checked(own.target, own.against)
+        mixed = parts_differ(self.model, part.x, chosen, own, size)
+        if mixed:
+            parts = "one at a time" if size == 1 else f"in parts of {size}"
+            found.notes[
+                f"samples see each other: explained {parts}, each has the score and the map that it has there, which "
+                "are others in larger parts"
+            ] = question.batch
+        elif mixed is None:
+            found.notes["not checked: whether samples see each other, since the model does not run on more at once"] = 1
 
     def _at_once(self, question: Question, reference: Reference | None) -> Explanation:
         x, batch = question.x, question.batch
@@ -179,14 +191,15 @@ class Explainer:
         return found[0] if len(found) == 1 else mean_of(found)
 
     def _explain(self, x: Any, target: Target, batch: int, reference: Any) -> Explanation:
-        found = self._outcome(x, target, batch, reference)
+        found, recorded = self._outcome(x, target, batch, reference)
         ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
         sound = bool(found.sound)
         doubted = found.unsplit or (not sound and self._samples_mixed_up(ledger, limit))
-        plain = self._beside_plain_passes(found, x, target, batch, reference, doubted)
+        plain = self._beside_plain_passes(found, x, target, batch, reference, doubted, recorded)
         notes |= dict.fromkeys(plain.notes, 1)
         if doubted or plain.mixed:
-            found = self._one_by_one(found, x, target, batch, reference)
+            run = self._pass(x, target, batch, Books(1, self.itemised), self.stages, reference=reference)
+            found = one_by_one(run, found)
             ledger, sound = found.ledger, False
         if doubted:
             notes["books kept in one more backward pass per sample, since the batch could not be followed"] = batch
@@ -195,7 +208,16 @@ class Explainer:
                 "samples see each other: each score was propagated alone, and what landed on other samples is the "
                 f"entry `{OTHERS}`. Explained in other batches, the samples have other maps"
             ] = batch
-        unchecked = [*plain.unchecked, *(f"what an audit would have raised ({error})" for error in found.problems)]
+        if not callable(target) and isinstance(found.output, (tuple, list)):
+            numbers = [t for t in tensors(found.output) if t.is_floating_point() and t.ndim in (1, 2)]
+            scores = [tuple(t.shape) for t in numbers if len(t) == batch]
+            if len(scores) > 1:
+                notes[messages.several_outputs(scores)] = 1
+        unchecked = [
+            *plain.unchecked,
+            *found.unchecked,
+            *(f"what an audit would have raised ({error})" for error in found.problems),
+        ]
         if unchecked:
             notes[f"not checked: {'; '.join(unchecked)}"] = 1
         if reference is not None and len(ledger.inputs) > 1:
@@ -230,7 +252,7 @@ class Explainer:
         )
 
     def _beside_plain_passes(
-        self, found: Outcome, x: Any, target: Target, batch: int, reference: Any, doubted: bool
+        self, found: Outcome, x: Any, target: Target, batch: int, reference: Any, doubted: bool, recorded: bool
     ) -> Findings:
         """Compares with what the model does without the engine; raises or warns where that is something else."""
         if not self._checks:
@@ -243,7 +265,16 @@ class Explainer:
             run = Pass(self.model, other, chosen, self.rules, books, lambda _: None, batch, reference=reference)
             return run.engine.tally.strangers
 
-        findings = Comparison(self.model, x, target, batch, reference, found, follow).run(self._anew, doubted)
+        def predict(one: Any, other: Any) -> Any:
+            rules = Rules(linear="epsilon", constants="reference")
+            run = Pass(self.model, one, _sum_of_logits, rules, Books(1), lambda _: None, 1, reference=other)
+            run.close()
+            return run.reference_output
+
+        comparison = Comparison(
+            self.model, x, target, batch, reference, found, self._recomputed, recorded, follow, predict
+        )
+        findings = comparison.run(self._anew, doubted)
         for error in findings.errors:
             self._unsound(error)
             findings.unchecked.append(f"what an audit would have raised ({error})")
@@ -257,21 +288,27 @@ class Explainer:
     #: Whether all comparisons are made, whatever is known of the model.
     _anew = False
 
-    def _outcome(self, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
+    def _outcome(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Outcome, bool]:
+        """What was found, and whether it was replayed from a recording."""
+
         def step(inputs: tuple[Any, ...]) -> Outcome:
             x, target, reference = inputs[:3]
-            return self._run(x, target, batch, Books(batch, self.itemised), self.stages, reference=reference).outcome()
+            books = Books(batch, self.itemised)
+            return self._pass(x, target, batch, books, self.stages, reference=reference).outcome()
 
-        inputs = self._recordable(x, target, batch, reference)
-        found = None
-        if inputs is not None and self._recorder is not None:
+        if self._recorder is None:
+            try:
+                return step((x, target, reference)), False
+            except Outdated:
+                return step((x, target, reference)), False
+
+        inputs, found = self._recordable(x, target, batch, reference), None
+        if inputs is not None:
             with torch.cuda.device(tensors(x)[0].device):
                 found = self._recorder.run(inputs, step)
-        if found is None:
-            found = step((x, target, reference))
-            if self._recorder is not None:
-                found = self._met(found, x, target, batch, reference)
-        return found
+        if found is not None:
+            return found, True
+        return self._met(step((x, target, reference)), x, target, batch, reference), False
 
     def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, ...] | None:
         """What a recording takes, where there can be one.
@@ -304,7 +341,7 @@ class Explainer:
         note = f"runs without a CUDA graph, which could not be recorded ({self._recorder.failure})"
         return replace(found, notes=found.notes | {note: 1})
 
-    def _run(
+    def _pass(
         self,
         x: Any,
         target: Target,
@@ -314,62 +351,22 @@ class Explainer:
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
     ) -> Pass:
-        def run(layers: KnownLayers | None) -> Pass:
-            return Pass(
+        """Runs the model forward under the engine; twice, where it takes another way than the last time."""
+        question, known = question_of(target), self._layers  # another target may ask for another head
+        expected = known[1] if known is not None and inspect is None and known[0] == question else None
+        recomputed = self._recomputed if inspect is None else frozenset()
+        found: Pass | None = None
+        for layers in (expected, None):
+            del found  # it holds a graph
+            found = Pass(
                 self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers,
-                self._recomputed if inspect is None else frozenset(),
+                recomputed,
             )  # fmt: skip
-
-        known = self._layers
-        # Another target may ask for another head.
-        asked = question_of(target)
-        found = run(known[1] if known is not None and inspect is None and known[0] == asked else None)
-        if not found.engine.layers.as_expected:  # the model took another way than the last time
-            del found
-            found = run(None)
-        self._layers = asked, found.engine.layers.known
+            if found.as_expected:
+                break
+        assert found is not None
+        self._layers = question, found.engine.layers.known
         return found
-
-    def _one_by_one(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
-        """The same with each sample's score propagated alone, so that nothing has to be told apart."""
-        run = self._run(x, target, batch, Books(1, self.itemised), self.stages, reference=reference)
-        rows: list[list[Tensor]] = [[] for _ in tensors(found.relevance)]
-        ledgers, sums, maps = [], defaultdict(list), defaultdict(list)
-        for i in range(batch):
-            relevance, ledger = self._of_sample(run, i)
-            ledgers.append(ledger)
-            for row, t in zip(rows, tensors(relevance), strict=True):
-                row.append(t[i : i + 1])
-            for name, total in run.sums.items():
-                sums[name].append(total.sum().reshape(1))  # what is on its way to other samples is on its way, too
-            for name, each in run.maps.items():
-                maps[name].append(each[i : i + 1])
-        whole = {
-            id(t): torch.cat(row) if t.shape[:1] == (batch,) else t
-            for t, row in zip(tensors(found.relevance), rows, strict=True)
-        }
-        return replace(
-            found,
-            relevance=map_tensors(lambda t: whole[id(t)], found.relevance),
-            ledger=Ledger.joined(ledgers),
-            sums={name: torch.cat(each) for name, each in sums.items()},
-            maps={name: torch.cat(each) for name, each in maps.items() if len(each) == batch},
-        )
-
-    def _of_sample(self, run: Pass, sample: int) -> tuple[Any, Ledger]:
-        """The relevance of one sample's score, and its ledger; what lies on other samples is an entry of its own."""
-        for held in (run.books, run.sums, run.maps):
-            held.clear()
-        relevance, arrived = run.backward(sample)
-        own = {name: value[sample : sample + 1] for name, value in arrived.items()}
-        before = None if run.reference_score is None else run.reference_score[sample : sample + 1]
-        ledger = Ledger.close(run.books, run.score[sample : sample + 1], own, before)
-        others = sum(
-            (value.sum().reshape(1) - own[name] for name, value in arrived.items()), torch.zeros_like(ledger.score)
-        )
-        if bool((others != 0).any()):
-            ledger = replace(ledger, entries=ledger.entries | {OTHERS: others})
-        return relevance, ledger
 
     def _problem(self, error: HilrpError) -> None:
         """An operation without a rule. A rule set that doesn't claim to conserve may have those."""
@@ -395,14 +392,18 @@ class Explainer:
         """Raises or warns about a result that can't be trusted."""
         if self._audit == "off":
             return
+
+        def run(inspect: Callable[[Site, Tensor], None] | None = None) -> Pass:
+            return self._pass(x, target, len(found.score), Books(1, itemised=True), (), inspect, reference)
+
         limit = found.limit
         results = [t for t in tensors((found.relevance, found.score)) if t.is_floating_point()]
         if not all(bool(t.isfinite().all()) for t in results):
-            self._unsound(self._find_non_finite(x, target, len(found.score), reference))
+            self._unsound(non_finite(self.model, run))
         elif reference is None and (message := zero_score(found.score)) is not None:
             self._unsound(ModelError(message))
         elif self.rules.conserving and not bool((ledger.leak <= limit).all() and (ledger.residual <= limit).all()):
-            self._unsound(self._find_leak(x, target, ledger, reference))
+            self._unsound(leak(run(), ledger))
 
     def _samples_mixed_up(self, ledger: Ledger, limit: float) -> bool:
         """Whether the books close in total but not for each sample: the samples were not told apart."""
@@ -410,57 +411,9 @@ class Explainer:
             return False
         return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
 
-    def _find_leak(self, x: Any, target: Target, ledger: Ledger, reference: Any) -> BooksError:
-        sample = int(ledger.leak.nan_to_num(float("inf")).argmax())
-        run = self._run(x, target, len(ledger.score), Books(1, itemised=True), reference=reference)
-        _, found = self._of_sample(run, sample)
-        missing = float(ledger.difference[sample])
-        worst = max(found.leaks, key=lambda name: float(found.leaks[name].abs()), default=None)
-        largest = 0.0 if worst is None else float(found.leaks[worst])
-        gross = float(sum((v[sample].abs() for v in ledger.entries.values()), ledger.pixels[sample].abs()))
-        # Leaks of single operations sum to what is missing, unless it went where no operation was seen.
-        if abs(largest) >= _BLAMED * max(abs(missing), float(found.difference.abs())):
-            reason = (
-                f" The largest leak is at `{worst}`: {largest:.4g}. If it is an operation of your own, correct its "
-                "rule (hilrp.register); if it is one of torch's, please report it."
-            )
-        else:
-            reason = (
-                " No operation that hilrp saw leaks as much: relevance was lost or made where it doesn't look (a "
-                "hook on a tensor that changes gradients, code that hides from it). hilrp.audit(model, x) lists what "
-                "it saw."
-            )
-        if gross > 1000 * float(ledger.score[sample].abs()):
-            reason = (
-                " The score is tiny beside the relevance that flows, so that rounding alone can do this: try float64."
-            )
-        return BooksError(
-            f"The books of sample {sample} do not close: of the score {float(ledger.score[sample]):.6g}, "
-            f"{missing:.4g} is unaccounted for (residual {float(ledger.residual[sample]):.2g}, "
-            f"leak {float(ledger.leak[sample]):.2g}).{reason}"
-        )
 
-    def _find_non_finite(self, x: Any, target: Target, batch: int, reference: Any) -> ModelError:
-        for name, parameter in (*self.model.named_parameters(), *self.model.named_buffers()):
-            if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
-                return ModelError(
-                    f"The model's `{name}` holds values that aren't finite (NaN or infinite). Load sound weights."
-                )
-
-        def inspect(site: Site, tensor: Tensor) -> None:
-            if bool(tensor.isnan().any()):
-                raise ModelError(
-                    f"NaN first appears at `{site}`. Check the scale of the input, or use a wider type (float32, "
-                    "float64)."
-                )
-
-        try:
-            self._run(x, target, batch, Books(1, itemised=True), (), inspect, reference)
-        except ModelError as error:
-            return error
-        return ModelError(
-            "The output or the relevance overflows, although no activation is NaN. Use a wider type (float32, float64)."
-        )
+def _sum_of_logits(output: Any) -> Tensor:
+    return logits_of(output).flatten(1).sum(1)
 
 
 def _asked(reference: Reference, question: Question) -> list[Any]:

@@ -6,10 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -108,7 +107,10 @@ class Explanation:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self.relevance))
         share, residual = float(self.ledger.share.median()), float(self.ledger.residual.max())
         holders = " and ".join(self.ledger.arrived)
-        return f"Explanation({len(self)} samples, relevance {shapes}, share of {holders} {share:.3f}, largest residual {residual:.1e})"
+        return (
+            f"Explanation({len(self)} samples, relevance {shapes}, share of {holders} {share:.3f}, "
+            f"largest residual {residual:.1e})"
+        )
 
     def facts(self) -> dict[str, Any]:
         """The figures of the explanation as plain numbers, per sample, for JSON."""
@@ -177,22 +179,21 @@ class Explanation:
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
     ) -> list[Path]:
-        """Writes ``path.npz`` (arrays), of images ``path.png`` (`plot`), and last ``path.json`` (figures, your ``facts``).
+        """Writes ``path.npz`` (arrays), of images ``path.png`` (`plot`), last ``path.json`` (figures, your ``facts``).
 
-        With several inputs the arrays are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears
-        whole or not at all. Returns their paths.
+        With several inputs the arrays are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file
+        appears whole or not at all. Returns their paths.
         """
         base = Path(path)
         base = base.with_suffix("") if base.suffix in (".npz", ".json", ".png") else base
         if not base.name:
             raise InputError(f"save({str(path)!r}): give a file name; .npz, .json and .png are added to it.")
-        base.parent.mkdir(parents=True, exist_ok=True)
         kinds = ["npz", *(["png"] if self._has_map else []), "json"]
         # Made before anything is written: names that don't fit are noticed here.
         made = {k: self.encode(k, classes, pictures, all_stages, facts, titles, outlines) for k in kinds}
         written = [base.with_name(f"{base.name}.{kind}") for kind in kinds]
         for file, content in zip(written, made.values(), strict=True):
-            write_whole(file, partial(_put, content))
+            write_whole(file, content)
         return written
 
     def encode(
@@ -246,10 +247,6 @@ class Explanation:
         if self._has_map:
             arrays["map"] = self.map
         return arrays | ({} if self.target is None else {"target": self.target})
-
-
-def _put(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _array(value: Tensor) -> Any:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from hilrp.attribution.checks import tolerance
 from hilrp.attribution.stages import channels_last, stream_name, streams, to_map
 from hilrp.engine import messages
 from hilrp.engine.engine import Engine
-from hilrp.method.autograd import graph_nodes, live_layers
+from hilrp.method import fast, secant  # noqa: F401 (they enter their forms into the rules and the table)
+from hilrp.method.autograd import graph_nodes
 from hilrp.method.call import KnownLayers
-from hilrp.method.fast.linear_layers import watch
 from hilrp.method.ledger import Books, Ledger, Site
+from hilrp.method.linear import is_exact, live_layers, note_use
 from hilrp.method.rules import Rules
 from hilrp.method.sample_axis import Layout
 from hilrp.targets import Target, score_of
@@ -48,8 +50,9 @@ class Outcome:
         read_outs: Where the model read numbers out of tensors that depend on the input.
         strangers: Tensors that came in without having been seen being made, with where they were used.
         problems: What a strict audit would have raised.
-        target_reads: Whether the target is a function of the user's that reads numbers out of the output, and not only
-            which class it is.
+        unchecked: What nobody can see.
+        target_chooses: Whether the target is a function of the user's that reads whole numbers out of the output (which
+            class it is), and no others.
     """
 
     relevance: Any
@@ -70,7 +73,8 @@ class Outcome:
     read_outs: dict[str, int]
     strangers: list[tuple[str, Tensor]]
     problems: dict[str, int]
-    target_reads: bool
+    unchecked: dict[str, int]
+    target_chooses: bool
 
 
 class Pass:
@@ -142,21 +146,27 @@ class Pass:
             with engine:
                 output = self._forward(model, inputs)
             output = map_objects(engine.current, output)  # what the model wrote in place is in other tensors
-            values = engine.tally.values_read.total()
+            tally = engine.tally
+            reads, values = tally.read_outs.total(), tally.values_read.total()
             with engine, engine.unwatched() if is_own(target) else nullcontext():
                 found = score_of(output, target, batch)
-            self._target_reads = not is_own(target) and engine.tally.values_read.total() > values
+            self._target_chooses = tally.read_outs.total() > reads and tally.values_read.total() == values
             score = engine.current(found.value)
         _check_score(engine, score)
-        watch([score])
-        if layers is None and engine.layers.count:
-            engine.layers.settle(live_layers(score.grad_fn))
+        note_use([score])
+        self.as_expected = True
+        if engine.layers.count:
+            live = set(live_layers(score.grad_fn))
+            exact = partial(is_exact, rules, engine.layers)
+            self.as_expected = engine.layers.as_expected(live, exact)
+            if layers is None:
+                engine.layers.settle(live)
         self._graph, self.score = score, score.detach()
         self.dtypes = self._dtypes(recomputed)
         self.reference_score = engine.tracker.reference(score)
         self.classes, self.against = found.classes, found.against
         self._chosen = None if found.classes is None else Checked(found.classes, found.against)
-        self._reference_output = (
+        self.reference_output = (
             map_objects(lambda t: engine.tracker.on_reference(t).detach(), output) if relative else None
         )
         self.output = map_objects(lambda t: engine.current(t).detach(), output)
@@ -165,12 +175,12 @@ class Pass:
 
     def _dtypes(self, recomputed: frozenset[int]) -> set[torch.dtype]:
         """The types that the score was computed in: of several, those on the way from the input to it."""
-        met = self.engine.dtypes
-        if len(met) == 1 or recomputed:  # of modules that run again the graph shows the outside alone
-            return met
+        used = self.engine.dtypes
+        if len(used) == 1 or recomputed:  # of modules that run again the graph shows the outside alone
+            return used
         nodes = graph_nodes(self._graph.grad_fn)
         found = {data.dtype for node in nodes for data in getattr(node, "_input_metadata", ()) if data is not None}
-        return {dtype for dtype in met if dtype in found or dtype.is_complex} or met
+        return {dtype for dtype in used if dtype in found or dtype.is_complex} or used
 
     def backward(self, sample: int | None = None) -> tuple[Any, dict[str, Tensor]]:
         """Relevance in the form of the input, and the sum of each input's per sample.
@@ -210,11 +220,15 @@ class Pass:
         pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
         return relevance, {name: r.double().reshape(len(r), -1).sum(1) for name, t, r in pairs if t.requires_grad}
 
+    def close(self) -> None:
+        """Lets go of the graph: modules that run again hold this pass, and the graph holds them."""
+        self._graph = self.score
+
     def outcome(self) -> Outcome:
         """Runs backward, and closes the books."""
         tally = self.engine.tally
         relevance, pixels = self.backward()
-        del self._graph  # modules that run again hold this pass, and the graph holds them
+        self.close()
         ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
         limit = tolerance(self.dtypes, self.score.device)
         numbers = [t for t in tensors((relevance, self.score)) if t.is_floating_point()]
@@ -223,11 +237,27 @@ class Pass:
         if self.reference_score is None:
             flags.append((self.score.abs() >= torch.finfo(self.score.dtype).tiny).all())
         return Outcome(
-            relevance, self.score, self.classes, self.against, self.output, self.sums, self.maps, ledger, self.books.unsplit,
-            limit, torch.stack([flag.to(self.score.device) for flag in flags]).all(), dict(self.engine.notes), self._chosen,
-            self.reference_score, self._reference_output, dict(tally.read_outs), list(tally.strangers), dict(tally.problems),
-            self._target_reads,
-        )  # fmt: skip
+            relevance,
+            self.score,
+            self.classes,
+            self.against,
+            self.output,
+            self.sums,
+            self.maps,
+            ledger,
+            self.books.unsplit,
+            limit,
+            torch.stack([flag.to(self.score.device) for flag in flags]).all(),
+            dict(self.engine.notes),
+            self._chosen,
+            self.reference_score,
+            self.reference_output,
+            dict(tally.read_outs),
+            list(tally.strangers),
+            dict(tally.problems),
+            dict(tally.unchecked),
+            self._target_chooses,
+        )
 
     def _held(self, leaf: Tensor) -> Tensor:
         """What a gradient at the input is multiplied with: the input, or its difference to the reference."""
@@ -291,8 +321,10 @@ def input_names(model: nn.Module, x: Any) -> list[str]:
     As the model says (``input_names``), by their keywords, or by their place.
 
     Example:
-        >>> input_names(nn.Identity(), torch.zeros(1, 3, 8, 8)), input_names(nn.Identity(), (torch.zeros(1, 3, 8, 8), torch.zeros(1, 5)))
-        (['pixels'], ['pixels', 'input 1'])
+        >>> input_names(nn.Identity(), torch.zeros(1, 3, 8, 8))
+        ['pixels']
+        >>> input_names(nn.Identity(), (torch.zeros(1, 3, 8, 8), torch.zeros(1, 5)))
+        ['pixels', 'input 1']
     """
     own = getattr(model, "input_names", None)
     if isinstance(x, Tensor):
@@ -325,8 +357,9 @@ def _check_score(engine: Engine, score: Tensor) -> None:
     if engine.tracker.varies(score):
         raise ModelError(
             "The score depends on the input only through gates (softmax, log, reciprocals, rounding), which keep the "
-            "relevance that reaches them. Explain what goes into the last of them: for instance the logit instead of "
-            "its softmax."
+            "relevance that reaches them, or through what the model takes no gradient of (torch.no_grad(), "
+            "torch.inference_mode(), detach()). Explain what goes into the last gate, for instance the logit instead "
+            "of its softmax, and call the model without those."
         )
     raise ModelError(
         "The score does not depend on the input: the output is constant, or the model computes it without torch, under "

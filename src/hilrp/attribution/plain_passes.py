@@ -9,6 +9,8 @@ where there is reason to doubt.
 
 from __future__ import annotations
 
+import itertools
+import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -20,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.checks import tolerance
+from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Outcome, as_written, autocast_without_cache, call_model
 from hilrp.engine import messages
 from hilrp.targets import Target, logits_of, score_of
+from hilrp.targets.classes import is_own
 from hilrp.util.errors import AuditError, HilrpError
 from hilrp.util.memory import shortage
 from hilrp.util.nested import map_tensors, tensors
@@ -78,7 +82,11 @@ class Comparison:
         batch: The number of samples.
         reference: What relevance is relative to, if anything.
         found: What the explanation found.
+        setting: What else it depends on how the model runs under the engine (modules that run again).
+        recorded: Whether the explanation was replayed from a recording, in which nothing is read out.
         follow: Runs the engine on another input, and returns the tensors whose making it did not see.
+        predict: Runs the engine on an input and beside it on another, and returns what it takes for the model's output
+            on the other.
     """
 
     model: nn.Module
@@ -87,7 +95,10 @@ class Comparison:
     batch: int
     reference: Any
     found: Outcome
+    setting: Hashable
+    recorded: bool
     follow: Callable[[Any], list[tuple[str, Tensor]]]
+    predict: Callable[[Any, Any], Any]
 
     def run(self, anew: bool = False, doubted: bool = False) -> Findings:
         """Makes the comparisons that are due.
@@ -100,10 +111,10 @@ class Comparison:
         form = self._form()
         first = anew or form not in memory.checked
         findings = Findings(notes=[messages.read_out(where) for where in self.found.read_outs])
-        doubtful = bool(self.found.read_outs or self.found.strangers)
-        related = self.reference is not None and (first or doubtful)
+        # At every call: numbers may be read out where nobody sees it (in another thread, in scripted code).
+        related = self.reference is not None and (first or not self.recorded)
         unknown = [each for each in self.found.strangers if anew or not memory.knows(*each)]
-        mixing = self.batch > 1 and (first or doubted or form not in memory.mixed)
+        mixing = self.batch > 1 and (first or doubted or (form, self.batch) not in memory.mixed)
         if first or related or unknown or mixing:
             with _as_it_was(self.x):
                 try:
@@ -119,8 +130,8 @@ class Comparison:
                 for place, t in self.found.strangers:
                     memory.constant.setdefault(place, []).append(t)
         if mixing:
-            memory.mixed[form] = findings.mixed
-        findings.mixed = bool(memory.mixed.get(form))
+            memory.mixed[form, self.batch] = findings.mixed
+        findings.mixed = bool(memory.mixed.get((form, self.batch)))
         if not findings.errors and not findings.unchecked:
             memory.checked.add(form)
         return findings
@@ -136,16 +147,19 @@ class Comparison:
         constant = unknown and self._check_strangers(findings)
         changed = self._scores_of_changed(findings) if mixing else []
         if first or unknown or mixing:
+            state = self._state_of_changed(bool(changed)) if first else None
             plain = self._output(self.x)
             if first:
                 self._check_score(plain, findings)
+                self._check_state(state, findings)
+            if first and self.reference is None and not findings.errors:
+                self._check_prediction(findings)
             findings.mixed = self._mixes(plain, changed, findings)
         return constant
 
     def _form(self) -> Hashable:
-        # Not the function itself, which may hold the model.
-        target = getattr(self.target, "__code__", type(self.target)) if callable(self.target) else None
-        return _circumstances(self.model, self.x), target, self.batch > 1, self.reference is not None
+        asked = _form_of(self.target)
+        return _circumstances(self.model, self.x), asked, self.batch > 1, self.reference is not None, self.setting
 
     def _output(self, x: Any) -> Any:
         return _output(self.model, x)
@@ -225,7 +239,8 @@ class Comparison:
         if not bool(apart.any()):
             return
         if callable(self.target) and self._same_output(plain, scale):
-            if self.found.target_reads:  # others choose by the input what they ask for
+            # hilrp's own choose by the input what they ask for, and so do those that read out which class it is.
+            if not is_own(self.target) and not self.found.target_chooses:
                 findings.unchecked.append(
                     "the reference's score: the target reads numbers out of the output, and is another function there"
                 )
@@ -278,66 +293,174 @@ class Comparison:
             )
         return not changed
 
+    def _rows(self, output: Any) -> Tensor:
+        """All that may be asked of an output, a row for each sample: its logits, or the score of a function."""
+        if callable(self.target):
+            return self._score(output)[:, None]
+        return logits_of(output).detach().reshape(self.batch, -1)
+
     def _scores_of_changed(self, findings: Findings) -> list[tuple[Tensor, Tensor]]:
-        """Which samples were kept, and all scores: half of the samples are changed, then the other half."""
+        """Which samples were kept, and the rows of all, while others were changed."""
         found = []
-        for parity in (0, 1):
-            kept = torch.arange(self.batch, device=self.found.score.device) % 2 == parity
+        for kept in separating(self.batch).to(self.found.score.device):
             try:
-                score = self._score(self._output(map_tensors(partial(_changed, batch=self.batch, kept=kept), self.x)))
+                rows = self._rows(self._output(map_tensors(partial(_changed, batch=self.batch, kept=kept), self.x)))
             except Exception as error:
                 if shortage(error):
                     raise
                 findings.unchecked.append("whether samples see each other: the model does not run on a changed batch")
                 return []
-            found.append((kept, score))
+            found.append((kept, rows))
         return found
+
+    def _check_prediction(self, findings: Findings) -> None:
+        """Whether all that depends on the input was seen: what was followed must give the output on another input.
+
+        Of one sample. Where numbers are read out in sight, it need not, and that is told already.
+        """
+        if self.found.read_outs or getattr(self.model, "holds_fixed", None) is not None:
+            return
+        one = map_tensors(lambda t: t[:1] if t.shape[:1] == (self.batch,) else t, self.x)
+        other = map_tensors(partial(_changed, batch=1), one)
+        try:
+            followed = logits_of(self.predict(one, other)).detach().reshape(1, -1)
+            plain = logits_of(self._output(other)).detach().reshape(1, -1)
+            apart = plain.shape == followed.shape and _differ(plain.double(), followed.double(), self.found.limit)
+            again = logits_of(self._output(other)).detach().reshape(1, -1) if apart else plain
+        except Exception as error:  # it takes no single samples, another way, or has an operation without a form
+            if shortage(error):
+                raise
+            return
+        if apart and torch.equal(plain.nan_to_num(), again.nan_to_num()):
+            findings.unchecked.append(
+                "whether all that depends on the input was seen: on another input the model gives other numbers than "
+                "what was followed (values that left torch in another thread, in scripted code or in an extension)"
+            )
+
+    def _state_of_changed(self, just_ran: bool) -> list[tuple[int, float, float]] | None:
+        """The model's parameters and buffers after a pass on another input, as far as one can tell them apart."""
+        try:
+            if not just_ran:
+                self._output(map_tensors(partial(_changed, batch=self.batch), self.x))
+        except Exception as error:
+            if shortage(error):
+                raise
+            return None  # it doesn't run on that
+        return _state(self.model)
+
+    def _check_state(self, changed: list[tuple[int, float, float]] | None, findings: Findings) -> None:
+        """Whether the model's own tensors hold what depends on the input, though nobody saw it being written."""
+        state, names = _state(self.model), [*dict(self.model.named_parameters()), *dict(self.model.named_buffers())]
+        if changed is None or len(changed) != len(state):
+            return
+        unseen = [i for i, (a, b) in enumerate(zip(state, changed, strict=True)) if a[0] == b[0] and a != b]
+        if not unseen:
+            return
+        self._output(self.x)
+        again = _state(self.model)
+        own = [names[i] for i in unseen]
+        if all(again[i] == state[i] for i in unseen):
+            findings.errors.append(messages.unseen_state(own))
+        else:
+            findings.unchecked.append(f"whether {', '.join(own)} depends on the input: it changes from call to call")
 
     def _mixes(self, plain: Any, changed: list[tuple[Tensor, Tensor]], findings: Findings) -> bool:
         """Whether a sample's score changes with the others."""
         if not changed:
             return False
-        score = self._score(plain)
-        scale = self._scale(score, plain)
-        moved = [kept & self._apart(score, other, scale) & other.isfinite() for kept, other in changed]
+        rows = self._rows(plain)
+        scale = torch.maximum(rows.abs().double().nan_to_num(0.0, 0.0, 0.0), _median(rows.double())[:, None])
+        moved = [
+            kept & (self._apart(rows, other, scale) & other.isfinite()).any(1) if rows.shape == other.shape else kept
+            for kept, other in changed
+        ]
         if not bool(torch.stack(moved).any()):
             return False
-        again = self._score(self._output(self.x))
-        if bool(self._apart(score, again, scale).any()):
+        again = self._rows(self._output(self.x))
+        if again.shape != rows.shape or bool(self._apart(rows, again, scale).any()):
             findings.unchecked.append("whether samples see each other: the model isn't deterministic")
             return False
         return True
 
 
-def samples_mix(model: nn.Module, x: Any, batch: int) -> bool | None:
-    """Whether the output of the first of two samples changes with the second; ``None`` if that can't be said."""
-    known = _memory.setdefault(model, _Memory()).mixed
-    form = _circumstances(model, x)
+def separating(count: int) -> Tensor:
+    """Sets of samples ``[sets, count]`` in which for any two samples there is one with the first and not the second.
+
+    Each sample is in half of the sets, and no two in the same ones (Sperner): seven sets for 32 samples.
+
+    Example:
+        >>> separating(4).int().tolist()
+        [[1, 1, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 0]]
+    """
+    sets = next(n for n in itertools.count(2) if math.comb(n, n // 2) >= count)
+    members = list(itertools.islice(itertools.combinations(range(sets), sets // 2), count))
+    return torch.tensor([[number in own for own in members] for number in range(sets)])
+
+
+def _state(model: nn.Module) -> list[tuple[int, float, float]]:
+    """Of each parameter and buffer, torch's count of writes to it, and two sums of its values."""
+    counts, sums = [], []
+    for t in (*model.parameters(), *model.buffers()):
+        plain = not (t.is_meta or t.is_sparse or t.is_quantized or t.is_inference())
+        values = torch.view_as_real(t.detach()) if t.is_complex() else t.detach()
+        values = (values if plain else torch.zeros(1)).flatten()
+        ends = values[:: max(1, len(values) // 64)].double()  # the sum alone would not tell an exchange
+        order = torch.linspace(1, 2, len(ends), dtype=torch.float64, device=ends.device)
+        counts.append(t._version if plain else 0)
+        sums.append(torch.stack([values.sum(dtype=torch.float64), ends @ order]).nan_to_num())
+    by_device = {device: [s for s in sums if s.device == device] for device in {s.device for s in sums}}
+    read = {device: iter(torch.stack(own).tolist()) for device, own in by_device.items()}
+    return [(count, *next(read[s.device])) for count, s in zip(counts, sums, strict=True)]
+
+
+def parts_differ(model: nn.Module, x: Any, target: Target, found: Explanation, size: int) -> bool | None:
+    """Whether samples that were explained in parts have other scores in larger ones; ``None`` if nobody can say.
+
+    That is so where samples see each other. It is found out once for each form of input and size of the parts.
+
+    Args:
+        model: The model.
+        x: Two parts as one: all of them may be more than memory holds.
+        target: What was explained, as classes or as a function of the output.
+        found: The explanation of the two parts.
+        size: How many samples a part has.
+    """
+    known, count = _memory.setdefault(model, _Memory()).mixed, len(found.score)
+    form = _circumstances(model, x), _form_of(target), count, size
     if form not in known:
         with _as_it_was(x):
-            known[form] = _second_matters(model, x, batch)
+            known[form] = _others_together(model, x, target, found)
     return known[form]
 
 
-def _second_matters(model: nn.Module, x: Any, batch: int) -> bool | None:
-    first = torch.tensor([True, False])
-
-    def of_first(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        two = map_tensors(lambda t: change(t[:2]) if t.shape[:1] == (batch,) else t, x)
-        found = [t for t in tensors(_output(model, two)) if t.is_floating_point() and t.shape[:1] == (2,)]
-        return [t[0].reshape(1, -1) for t in found if t.numel()]
-
-    try:
-        other, again, plain = (
-            of_first(change) for change in (partial(_changed, batch=2, kept=first), Tensor.clone, Tensor.clone)
-        )
-    except Exception:  # it doesn't take two samples, or memory doesn't
+def _others_together(model: nn.Module, x: Any, target: Target, found: Explanation) -> bool | None:
+    """Whether samples that are run at once have other scores than in their parts."""
+    count = len(found.score)
+    ours = found.score[:, None] if callable(target) else logits_of(found.output).reshape(count, -1)
+    runs = []
+    for _ in range(2):
+        try:
+            output = _output(model, x)
+            with torch.no_grad():
+                score = score_of(output, target, count).value[:, None] if callable(target) else logits_of(output)
+            runs.append(score.detach().reshape(count, -1))
+        except Exception:  # it takes fewer samples, or memory does
+            return None
+    if not torch.equal(runs[0].nan_to_num(), runs[1].nan_to_num()):
         return None
-    if len(again) != len(plain) or not all(map(torch.equal, again, plain)):
+    if runs[0].shape != ours.shape:
+        return True
+    return _differ(runs[0].double(), ours.double(), tolerance([ours.dtype], ours.device))
+
+
+def _form_of(target: Target) -> Hashable:
+    """What is asked, as far as answers about the model depend on it: a function, but not the class."""
+    if not callable(target):
         return None
-    return [t.shape for t in other] != [t.shape for t in plain] or any(
-        _differ(a.double(), b.double(), tolerance([b.dtype], b.device)) for a, b in zip(other, plain, strict=True)
-    )
+    # Not the function itself, which may hold the model.
+    cells = [cell.cell_contents for cell in getattr(target, "__closure__", None) or ()]
+    plain = tuple(value for value in cells if isinstance(value, (bool, int, float, str)))
+    return getattr(target, "__code__", type(target)), plain
 
 
 def _differ(a: Tensor, b: Tensor, limit: float) -> bool:

@@ -102,7 +102,7 @@ class _Worded(nn.Module):
             )
         with _Weighed(ids, words) as weighed:
             out = run(ids, **others)
-        if not weighed.met:
+        if not weighed.done:
             raise ModelError(
                 f"{type(self.model).__name__} looks its tokens up in no torch embedding, so that words can't be told "
                 f"apart. Explain the picture alone: hilrp.explain({type(self).__name__}(...), pixels)."
@@ -177,17 +177,17 @@ class _Weighed(TorchFunctionMode):
 
     def __init__(self, ids: Tensor, words: Tensor) -> None:
         super().__init__()
-        self.ids, self.words, self.met = ids, words, False
+        self.ids, self.words, self.done = ids, words, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func is not F.embedding or self.met:
+        if func is not F.embedding or self.done:
             return out
         index = args[0] if args else kwargs["input"]
         if index.numel() != self.ids.numel() or not torch.equal(index.reshape(-1), self.ids.reshape(-1)):
             return out  # of positions
-        self.met = True
+        self.done = True
         return out * self.words.reshape(*index.shape, 1).to(out.dtype)
 
 
@@ -207,7 +207,7 @@ def _tokens(ids: Tensor | Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tenso
 
 
 def _encoder(model: nn.Module, what: str) -> Callable[..., Tensor]:
-    """From the input of a tower to embeddings."""
+    """The function that turns the input of a tower into embeddings."""
     for name in (f"encode_{what}", f"get_{what}_features"):
         method = getattr(model, name, None)
         if callable(method):

@@ -27,17 +27,32 @@ class Verdict(StrEnum):
 
     @property
     def colour(self) -> str:
-        """For figures and pages."""
+        """Its colour in figures and on pages."""
         return _COLOURS[self]
 
 
 _MEANINGS = {
-    Verdict.VALID: "The books close, and most of the score (or all of its difference to a reference) is on the pixels, as plain passes of the model confirm: the map decomposes the prediction.",
-    Verdict.UNVERIFIED: "The books close, but not all that could make the map wrong was ruled out: the notes say what was not checked.",
-    Verdict.NOTHING: "The score is that of the reference: there is no difference to decompose, and the map shows rounding.",
-    Verdict.ABSORBED: "The books close, but biases, shifts and other constants of the model keep most of the score, or more than all of it: the map ranks what is left.",
-    Verdict.INFLATED: "The books close, but the pixels hold more than twice the score, for or against, which constants make up for: read the map as a ranking.",
-    Verdict.DEGENERATE: "The books do not close: relevance was lost or created on the way, and the map does not decompose the score.",
+    Verdict.VALID: (
+        "The books close, and most of the score (or all of its difference to a reference) is on the pixels, as "
+        "plain passes of the model confirm: the map decomposes the prediction."
+    ),
+    Verdict.UNVERIFIED: (
+        "The books close, but not all that could make the map wrong was ruled out: the notes say what was not checked."
+    ),
+    Verdict.NOTHING: (
+        "The score is that of the reference: there is no difference to decompose, and the map shows rounding."
+    ),
+    Verdict.ABSORBED: (
+        "The books close, but biases, shifts and other constants of the model keep most of the score, or more "
+        "than all of it: the map ranks what is left."
+    ),
+    Verdict.INFLATED: (
+        "The books close, but the pixels hold more than twice the score, for or against, which constants make up "
+        "for: read the map as a ranking."
+    ),
+    Verdict.DEGENERATE: (
+        "The books do not close: relevance was lost or created on the way, and the map does not decompose the score."
+    ),
 }
 _COLOURS = {
     Verdict.VALID: "#1a7f37",

@@ -46,9 +46,9 @@ def audit(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Models of the zoo (zoo/swin), timm, torchvision, transformers (a model type, a name on the hub, or a folder) or open_clip, with or without "
-            "'library/' before the name; or module:factory, a function of yours that returns a model, or (model, "
-            "inputs[, target]); its inputs are taken as they are."
+            help="Models of the zoo (zoo/swin), timm, torchvision, transformers (a model type, a name on the hub, or a "
+            "folder) or open_clip, with or without 'library/' before the name; or module:factory, a function of "
+            "yours that returns a model, or (model, inputs[, target]); its inputs are taken as they are."
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,

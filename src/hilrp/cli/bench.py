@@ -32,7 +32,8 @@ def bench(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Methods instead of the suite's: hilrp, grad-cam, rise:masks=200, hilrp:gamma=0.1, ... May be repeated."
+            help="Methods instead of the suite's: hilrp, grad-cam, rise:masks=200, hilrp:gamma=0.1, ... "
+            "May be repeated."
         ),
     ] = None,
     measure: Annotated[list[str] | None, typer.Option(help="Measures instead of all. May be repeated.")] = None,
@@ -133,7 +134,7 @@ def _write(grid: Grid, cells: list[Cell], title: str) -> None:
         ("report.json", as_json(cells, facts)),
         ("index.html", bench_page(grid, cells, facts, title)),
     ):
-        write_whole(grid.folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        write_whole(grid.folder / name, text)
 
 
 def _summary(cells: list[Cell]) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from hilrp.cli.audit import Precision, check_device, precision
 from hilrp.cli.base import app, console, errors, fail, print_json
 from hilrp.models.resolve import LIBRARIES, installed
+from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
 
 
@@ -22,7 +23,8 @@ def coverage(
     libraries: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Of {', '.join(LIBRARIES)}, or single models (library/model). Default: the libraries that are installed."
+            help=f"Of {', '.join(LIBRARIES)}, or single models (library/model). "
+            "Default: the libraries that are installed."
         ),
     ] = None,
     everything: Annotated[
@@ -85,20 +87,23 @@ def coverage(
             if not json and not (sound and console.is_terminal):
                 old = " (from an earlier run; --retry runs it again)" if earlier.get(row["name"]) == row else ""
                 colour = "green" if sound else "red"
-                text = f"[{colour}]{row['status']}[/] {escape(row['name'])} {escape(row.get('reason', ''))}{old if not sound else ''}"
+                reason = f"{escape(row.get('reason', ''))}{old if not sound else ''}"
+                text = f"[{colour}]{row['status']}[/] {escape(row['name'])} {reason}"
                 progress.console.print(text, highlight=False)
 
         try:
             rows = run(names, store, jobs, timeout, retry, show)
         except KeyboardInterrupt:
             done = len([name for name in names if name in store.rows()])
-            message = f"interrupted: {done} of {len(names)} done, rows in {store.folder}. The same command goes on from there."
+            message = (
+                f"interrupted: {done} of {len(names)} done, rows in {store.folder}. "
+                "The same command goes on from there."
+            )
             errors.print(message, highlight=False)
             raise typer.Exit(130) from None
     if markdown is not None:
         try:
-            markdown.parent.mkdir(parents=True, exist_ok=True)
-            markdown.write_text(markdown_page([(store.settings, list(rows.values()))]))
+            write_whole(markdown, markdown_page([(store.settings, list(rows.values()))]))
         except OSError as error:
             raise fail(InputError(f"--markdown {markdown}: {error}. The rows are in {store.folder}.")) from None
         errors.print(f"Page in {markdown}", highlight=False)

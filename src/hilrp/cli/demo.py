@@ -40,7 +40,7 @@ def demo(
                 progress.advance(task)
         bell = control(objects)
         page = demo_page(found, shown(), bell)
-        write_whole(output / "index.html", lambda file: file.write(page.encode()))
+        write_whole(output / "index.html", page)
     except (HilrpError, OSError) as error:
         raise fail(error) from None
     rows = [

@@ -17,7 +17,7 @@ from hilrp.attribution.verdicts import Verdict
 from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
 from hilrp.jobs.explain_files import Gallery, Outcome, checksum
-from hilrp.jobs.target_text import Wanted
+from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.images import Source, find, read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import class_names
@@ -33,7 +33,8 @@ def explain(
     model: Annotated[
         str,
         typer.Option(
-            help="zoo/swin and its like come with hilrp; or a model of timm, torchvision, transformers or open_clip. See `hilrp models`.",
+            help="zoo/swin and its like come with hilrp; or a model of timm, torchvision, transformers or open_clip. "
+            "See `hilrp models`.",
             autocompletion=lambda: [f"{ZOO}/{name}" for name in (*ARCHITECTURES, *OTHERS)],
         ),
     ] = "timm/tiny_vit_5m_224.dist_in22k_ft_in1k",
@@ -48,10 +49,10 @@ def explain(
     target: Annotated[
         str,
         typer.Option(
-            help="'prediction', a class by name or index, or 'top5' for the five strongest (top1 to top10). Also: 'view' (what makes the picture and its mirror image "
-            "alike), 'text:CAPTION' (models of two towers), 'region:MASK.png:CLASS' or "
-            "'region:LEFT,TOP,RIGHT,BOTTOM:CLASS' (segmentation), 'detection:QUERY[:CLASS or side]' or "
-            "'detection:CLASS'.",
+            help="'prediction', a class by name or index, or 'top5' for the five strongest (top1 to top10). "
+            "Also: 'view' (what makes the picture and its mirror image alike), 'text:CAPTION' (models of two "
+            "towers), 'region:MASK.png:CLASS' or 'region:LEFT,TOP,RIGHT,BOTTOM:CLASS' (segmentation), "
+            "'detection:QUERY[:CLASS or side]' or 'detection:CLASS'.",
             autocompletion=lambda: ["prediction", "top3", "top5", "view", "text:", "region:", "detection:"],
         ),
     ] = "prediction",
@@ -64,7 +65,8 @@ def explain(
     reference: Annotated[
         str | None,
         typer.Option(
-            help=f"What relevance is relative to: {', '.join(NAMED)}, or an image file. The pixels then hold the whole difference of the scores.",
+            help=f"What relevance is relative to: {', '.join(NAMED)}, or an image file. "
+            "The pixels then hold the whole difference of the scores.",
             autocompletion=lambda: list(NAMED),
         ),
     ] = None,
@@ -105,12 +107,12 @@ def explain(
         names = None if classes is None else class_names(classes)
         with errors.status(f"loading {escape(model)}"):
             loaded = hilrp.load(model, checkpoint, names, device)
-        wanted = Wanted.parse(target, loaded, against)
+        parsed = ParsedTarget.parse(target, loaded, against)
         if reference is None and hilrp.Rules.named(rules).constants == "reference":
             reference = DEFAULT
         relative_to, said = _reference(reference, loaded)
-        explainer = hilrp.Explainer(wanted.model(loaded), rules, relative_to)
-        gallery = Gallery(loaded, explainer, wanted, output, batch, stages, fresh, said)
+        explainer = hilrp.Explainer(parsed.model(loaded), rules, relative_to)
+        gallery = Gallery(loaded, explainer, parsed, output, batch, stages, fresh, said)
         make_folder(output)
         for name, why in problems.items():
             errors.print(f"[red]{escape(name)}[/]: {escape(why)}", highlight=False, soft_wrap=True)
@@ -174,8 +176,7 @@ def _summary(outcomes: list[Outcome], asked: int) -> None:
 def _write_page(folder: Path, outcomes: list[Outcome], problems: dict[str, str], title: str) -> None:
     from hilrp.pages.gallery import gallery_page
 
-    text = gallery_page(folder, outcomes, problems, title)
-    write_whole(folder / "index.html", lambda file: file.write(text.encode()))
+    write_whole(folder / "index.html", gallery_page(folder, outcomes, problems, title))
 
 
 def _entry(outcome: Outcome) -> dict[str, Any]:

@@ -24,7 +24,8 @@ def run(
     data: Annotated[
         str,
         typer.Option(
-            help="A folder of images (one folder per class, or index.json with boxes or masks), webdataset .tar shards, .parquet files with the images' bytes (files, folders or globs), "
+            help="A folder of images (one folder per class, or index.json with boxes or masks), webdataset .tar "
+            "shards, .parquet files with the images' bytes (files, folders or globs), "
             "hub:NAME (a Hugging Face data set), scenes:SEED:COUNT, or tagged:SEED:COUNT (with a planted shortcut)."
         ),
     ],
@@ -140,9 +141,9 @@ def _job(
 ) -> tuple[Any, dict[str, Any]]:
     """What is asked, checked before anything is written; and all that results depend on."""
     from hilrp.jobs.bench.methods import find
-    from hilrp.jobs.run.worker import Job, split_name
+    from hilrp.jobs.run.worker import Job
     from hilrp.method.rules import Rules
-    from hilrp.models.loading import load
+    from hilrp.models.loading import load, split_name
     from hilrp.models.weights import fingerprint
 
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
@@ -165,8 +166,17 @@ def _job(
         del loaded
     rules = {name: vars(Rules.named(found.rules)) for name in names if (found := find(name)).rules is not None}
     settings = {
-        "data": data, "split": split, "models": checksums, "methods": list(names), "rules": rules, "boxes": boxes, "target": target, "maps": maps, "batch": size, "device": kind,
-    }  # fmt: skip
+        "data": data,
+        "split": split,
+        "models": checksums,
+        "methods": list(names),
+        "rules": rules,
+        "boxes": boxes,
+        "target": target,
+        "maps": maps,
+        "batch": size,
+        "device": kind,
+    }
     return Job(
         str(output.resolve()), tuple(checksums), names, target, maps, size, device, readers=_readers(1), boxes=boxes
     ), settings
@@ -201,8 +211,14 @@ def _shard(text: str) -> tuple[int, int]:
 def _watch(done: Any, pieces: list[Any], todo: list[Any]) -> None:
     """Runs it, and shows progress."""
     columns = (
-        TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[failures]}"),
-    )  # fmt: skip
+        TextColumn("explaining"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[failures]}"),
+    )
     images = failed = 0
     # Pieces may take minutes: the estimate must not forget the last one before the next is there.
     with Progress(*columns, console=errors, transient=True, speed_estimate_period=3600) as progress:
@@ -217,7 +233,8 @@ def _watch(done: Any, pieces: list[Any], todo: list[Any]) -> None:
                 before = total - sum(p.count for p in todo)
                 left = (total - before - images) / rate if rate else 0.0
                 errors.print(
-                    f"{before + images} of {total} images, {rate:.1f} per second, {left / 60:.0f} minutes left {said}".rstrip(),
+                    f"{before + images} of {total} images, {rate:.1f} per second, "
+                    f"{left / 60:.0f} minutes left {said}".rstrip(),
                     highlight=False,
                 )
 
@@ -264,8 +281,7 @@ def summary(
         results = Results.of(folders)
         found = summarise(results)
         path = output or folders[0] / "summary.html"
-        page = dataset_page(results, found)
-        write_whole(path, lambda file: file.write(page.encode()))
+        write_whole(path, dataset_page(results, found))
     except (HilrpError, OSError) as error:
         raise fail(error) from None
     suspects = [each for group in found for each in group.suspects]

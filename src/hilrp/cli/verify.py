@@ -84,7 +84,7 @@ def _show(report: VerifyReport) -> None:
 
 
 def _taxonomy(section: Section) -> list[Table]:
-    """As the paper's table: primitives, errors, and where the mechanism is found in a real architecture."""
+    """The paper's table: primitives, errors, and real architectures that use the mechanism."""
     wide = console.width >= 120
     shown = ("residual", "leak", "relevance") if wide else ("residual", "relevance")
     table = _table(section)

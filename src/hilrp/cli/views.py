@@ -14,10 +14,11 @@ from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
+from hilrp.util.markdown import paragraph
 from hilrp.util.nested import jsonable
 
 if TYPE_CHECKING:
-    from hilrp.jobs.bench.views import Found, Seen
+    from hilrp.jobs.bench.views import MethodMaps, ModelInputs
 
 
 @app.command()
@@ -25,8 +26,8 @@ def views(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Encoders or classifiers, whose classifier is taken off; a checkpoint may follow an @. May be repeated. Default: the zoo's "
-            "four ViTs, which were trained for different things."
+            help="Encoders or classifiers, whose classifier is taken off; a checkpoint may follow an @. "
+            "May be repeated. Default: the zoo's four ViTs, which were trained for different things."
         ),
     ] = None,
     data: Annotated[
@@ -50,7 +51,7 @@ def views(
     hilrp views --model timm/vit_base_patch16_224.dino --model timm/vit_base_patch16_224.mae --data photos/
     """
     from hilrp.jobs.bench.data import find
-    from hilrp.jobs.bench.views import METHODS, OBJECTIVES, encoder, seen, study
+    from hilrp.jobs.bench.views import METHODS, OBJECTIVES, encoder, model_inputs, study
 
     try:
         check_device(device)
@@ -63,12 +64,12 @@ def views(
             raise InputError(f"--model {repeated[0]} is given twice.")
         samples = find(data, images)
         make_folder(output)
-        found: list[Found] = []
+        found: list[MethodMaps] = []
         pictures, failed = {}, None
         for name in model:
             try:
                 with errors.status(f"explaining {escape(name)}"):
-                    shown = seen(encoder(name, device, size), samples)
+                    shown = model_inputs(encoder(name, device, size), samples)
                     found += list(study(shown, name, tuple(method or METHODS)))
                 pictures[name] = shown
             except (HilrpError, OSError) as error:  # the others are kept
@@ -86,7 +87,7 @@ def views(
         raise typer.Exit(1)
 
 
-def _write(folder: Path, found: list[Found], pictures: dict[str, Seen], said: str) -> None:
+def _write(folder: Path, found: list[MethodMaps], pictures: dict[str, ModelInputs], said: str) -> None:
     from hilrp.jobs.bench.report import as_table
     from hilrp.jobs.bench.views import FIGURES, METHODS, agreements, rows_of
     from hilrp.pages.views import views_page
@@ -95,11 +96,11 @@ def _write(folder: Path, found: list[Found], pictures: dict[str, Seen], said: st
     lines = [
         f"# {title}",
         "",
-        f"{said}. Means over images with 95 % bootstrap intervals.",
+        paragraph(f"{said}. Means over images with 95 % bootstrap intervals."),
         "",
     ]
     for name, text in FIGURES.items():
-        lines += [f"## {name.capitalize()}", "", text, "", *as_table(*rows_of(found, name))]
+        lines += [f"## {name.capitalize()}", "", paragraph(text), "", *as_table(*rows_of(found, name))]
     for method in ("hilrp", "secant"):
         models, shown = agreements(found, method)
         if shown:
@@ -116,10 +117,10 @@ def _write(folder: Path, found: list[Found], pictures: dict[str, Seen], said: st
         ("report.json", json.dumps(jsonable(values))),
         ("index.html", views_page(found, pictures, title, said)),
     ):
-        write_whole(folder / file, lambda stream, content=content: stream.write(content.encode()))  # type: ignore[misc]
+        write_whole(folder / file, content)
 
 
-def _summary(found: list[Found]) -> None:
+def _summary(found: list[MethodMaps]) -> None:
     from hilrp.jobs.bench.report import number, short
     from hilrp.jobs.bench.views import rows_of
 

@@ -10,44 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from hilrp.engine import in_place, messages, recompute, registered_modules
+from hilrp.engine import choices, in_place, messages, read_outs, recompute, registered
 from hilrp.engine.gates import folds, note_product, output_level
 from hilrp.engine.module_stack import ModuleWatch
 from hilrp.engine.python_functions import opened
 from hilrp.engine.tensor_info import Tally, Tracker, writes_to
 from hilrp.engine.unseen_tensors import Strangers
+from hilrp.method import torch_calls
 from hilrp.method.autograd import linearised
-from hilrp.method.call import Account, Call, KnownLayers, Layers, Level, Reference
+from hilrp.method.call import Call, KnownLayers, Layers, Level, Reference
 from hilrp.method.composite import Surrogate
-from hilrp.method.fast import linear_layers
-from hilrp.method.ledger import Books, Site
-from hilrp.method.registered_functions import FunctionCall, Waiting, is_users, listening
+from hilrp.method.ledger import Account, Books, Site
+from hilrp.method.linear import note_use
+from hilrp.method.registered_functions import Waiting, is_users, listening
 from hilrp.method.registry import MODULES, is_registered, row_of
 from hilrp.method.rules import Rules
 from hilrp.method.sample_axis import Layout
-from hilrp.method.secant.table import rule_for
-from hilrp.method.table import (
-    BY_PARTS,
-    CREATION,
-    FILLS,
-    QUERIES,
-    READ_OUTS,
-    SHAPED_BY_SECOND,
-    SHAPED_BY_VALUES,
-    TAKES_WHOLE_NUMBERS,
-    Primitive,
-    Row,
-    is_python_source,
-    operation_name,
-    shaping,
-)
+from hilrp.method.table import BY_PARTS, NAIVE, Primitive, Row, secant_form
 from hilrp.util.errors import AuditError, ModelError
 from hilrp.util.nested import map_tensors, tensors
 
@@ -96,17 +82,22 @@ class Engine(TorchFunctionMode):
         self._opaque: tuple[nn.Module, tuple[Any, ...], dict[int, Tensor]] | None = None
         self._sites = tally.sites
         self._strangers: Strangers | None = Strangers(model, tally, self.tracker)
+        self._held = frozenset(map(id, (*model.parameters(), *model.buffers())))
         self._again = again
-        self._functions = Waiting()
+        self.functions = Waiting()
         self._depth = 0
+        self._minds_modules = True
         self.layers = Layers(layers)
 
     # Entering and leaving -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Engine:
         if self._depth == 0:
+            for path, module in self.model.named_modules():
+                if module._backward_hooks and module._is_full_backward_hook is False:
+                    self.problem(messages.backward_hook(path))
             self._modules.open()
-            self._listening = listening(self._run_function)
+            self._listening = listening(partial(registered.run_function, self))
             self._listening.__enter__()
         self._depth += 1
         super().__enter__()
@@ -134,7 +125,7 @@ class Engine(TorchFunctionMode):
     def release(self) -> None:
         """Lets go of the pass's tensors and of whoever asked for them."""
         self.tracker.release()
-        self._functions.clear()
+        self.functions.clear()
         self.on_module = self._inspect = None
 
     @contextmanager
@@ -162,7 +153,18 @@ class Engine(TorchFunctionMode):
         """The running module."""
         return self._modules.innermost
 
+    @contextmanager
+    def without_modules(self) -> Iterator[None]:
+        """Within, modules that run are another engine's."""
+        self._minds_modules = False
+        try:
+            yield
+        finally:
+            self._minds_modules = True
+
     def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self._minds_modules:
+            return None
         if self._opaque is not None and not self._modules.is_running(self._opaque[0]):
             self._opaque = None  # it raised, and the model went on
         if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._recomputed):
@@ -177,13 +179,16 @@ class Engine(TorchFunctionMode):
             return tuple(map_tensors(lambda t: copies.get(id(t), t), args))
 
     def _leave_module(self, module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
+        if not self._minds_modules:
+            return None
         with self._aside():
             replaced = None
             if self._opaque is not None and self._opaque[0] is module:
                 (_, args, copies), self._opaque = self._opaque, None
-                run = registered_modules.run if type(module) in MODULES else recompute.run
+                run = registered.run_module if type(module) in MODULES else recompute.run
                 if run is recompute.run:
                     recompute.check_unwritten(module, self.path, copies.values())
+                    run = recompute.run_at_once if recompute.shares_memory(output, copies.values()) else run
                 output = replaced = run(self, module, args, map_tensors(self.current, kwargs), output)
             if self.on_module is not None and self._opaque is None:
                 shown = map_tensors(self.current, output) if self.tracker.has_aliases else output
@@ -200,9 +205,16 @@ class Engine(TorchFunctionMode):
             # Inside torch.vmap and its like tensors are wrapped, and can't be told apart: what comes out of it is
             # looked at.
             return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled():
+            # What is made there could not be followed: it counts no writes, and is no view of anything.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.__torch_function__(func, types, args, kwargs)
+        self._modules.went_on()
         operands = tensors((args, kwargs))
         if not operands:
-            return self._made(func(*args, **kwargs))
+            return self.made(func(*args, **kwargs))
+        if self._opaque is not None and not self._modules.is_running(self._opaque[0]):
+            self._opaque = None  # it raised, and the model went on
         if self._opaque is not None:
             if self._stands_in:
                 args, kwargs = map_tensors(self.current, (args, kwargs))
@@ -224,49 +236,67 @@ class Engine(TorchFunctionMode):
     ) -> Any:
         """Runs one call under its rule, on its arguments as they are."""
         operands = tensors((args, kwargs)) if operands is None else operands
-        name, works_in_place = operation_name(func)
+        name, works_in_place = torch_calls.operation_name(func)
         if works_in_place and not args:
             args, kwargs = in_place.with_target_first(args, kwargs)
         if name == "new_tensor" and isinstance(data := kwargs.get("data", args[-1]), Tensor):
             copied = self.apply(Tensor.clone, (self.apply(Tensor.detach, (data,), {}),), {})  # it copies values
-            rest = {key: value for key, value in kwargs.items() if key != "data"}
-            return self.apply(Tensor.to, (copied,), rest) if rest.get("dtype") else copied
+            form = kwargs.get("device") or data.device, kwargs.get("dtype") or args[0].dtype
+            return self.apply(Tensor.to, (copied, *form), {})
         if name == "as_strided" and not works_in_place:
             args, kwargs = in_place.from_memory(self, *args, **kwargs)
         if name == "register_hook" and self.tracker.varies(args[0]):
-            return func(args[0], self._watched_hook(*args[1:], **kwargs))
-        if name in QUERIES:
+            return func(args[0], read_outs.watched_hook(self, *args[1:], **kwargs))
+        if name == "grad_fn" and self.tracker.varies(args[0]):
+            self.tally.unchecked[messages.graph_seen(self.path)] += 1
+        if name in torch_calls.QUERIES:
             return func(*args, **kwargs)
-        if works_in_place and name in FILLS and not self.tracker.varies(args[0]):
+        if name in ("as_tensor", "asarray") and args and isinstance(args[0], Tensor):
+            return self.apply(Tensor.to, args[:1], kwargs) if kwargs else args[0]
+        if works_in_place and name in torch_calls.FILLS and not self.tracker.varies(args[0]):
             self.tracker.vouch(args[0])  # nothing of it will be left
         varying = [t for t in operands if self.is_varying(t, name)]
-        if name in CREATION or name in SHAPED_BY_SECOND:
+        written = in_place.written(name, works_in_place, args, kwargs)
+        if not written:
+            # A part that holds nothing but constants is one, though the rest of its memory depends on the input.
+            varying = [t for t in varying if self.tracker.level(t) is not Level.CONSTANT]
+        if name in torch_calls.CREATION or name in torch_calls.SHAPED_BY_SECOND:
             # Of the others they take shape and type alone.
             first, *others = operands
-            operands = [first] if name in SHAPED_BY_SECOND else others
-            if name in CREATION and others:
+            operands = [first] if name in torch_calls.SHAPED_BY_SECOND else others
+            if name in torch_calls.CREATION and others:
                 args, kwargs = map_tensors(lambda t: t.detach() if t is first else t, (args, kwargs))
             varying = [t for t in varying if any(t is each for each in operands)]
-        chooses = not varying and self._depends_on_choices(operands)
-        if name in READ_OUTS and (varying or chooses):
-            return self._read_out(func, name, args, kwargs)
-        if name in SHAPED_BY_VALUES and any(map(self._depends, shaping(name, args, kwargs))):
-            self._tell_read_out(name, " (as the shape of its result)")
-        written = in_place.written(name, works_in_place, args, kwargs)
-        if not varying and any(self.tracker.is_made(t) and self.tracker.is_used(t) for t in written):
+        chooses = not varying and choices.depends_on_choices(self, operands)
+        if name in torch_calls.READ_OUTS and (varying or chooses):
+            return read_outs.read_out(self, func, name, args, kwargs)
+        if name in torch_calls.SHAPED_BY_VALUES and any(
+            choices.depends(self, t) for t in torch_calls.shaping(name, args, kwargs)
+        ):
+            read_outs.tell_read_out(self, name, " (as the shape of its result)")
+        if not varying and any(self._is_part(t) for t in written):
+            return in_place.run(self, func, name, args, kwargs)
+        if not varying and any(self._must_stay(t) for t in written):
             out = in_place.run_on_copies(self, func, args, kwargs, written)
             if chooses:
-                self._choose([*tensors(out), *map(self.tracker.current, written)], name)
+                choices.choose(self, [*tensors(out), *map(self.tracker.current, written)], name)
             return out
+        if (
+            not varying
+            and torch_calls.is_python_source(func)
+            and (kwargs.get("inplace") or any(arg is True for arg in args))
+        ):
+            with self:  # what it writes to has to be seen
+                return opened(func)(*args, **kwargs)
         if not varying and not chooses:
             return self._run_on_constants(func, name, args, kwargs, operands, written)
         if not varying and not (self.relative and written):
-            return self._run_on_choices(func, name, args, kwargs, written)
+            return choices.run_on_choices(self, func, name, args, kwargs, written)
         if written:
             return in_place.run(self, func, name, args, kwargs)
         row = row_of(name)
         if (
-            is_python_source(func)
+            torch_calls.is_python_source(func)
             and (row is None or func.__module__ == "torch.nn.functional")
             and not is_registered(name)
         ):
@@ -274,19 +304,20 @@ class Engine(TorchFunctionMode):
                 return opened(func)(*args, **kwargs)
         return self.run(func, name, args, kwargs, row, varying)
 
+    def _is_part(self, t: Tensor) -> bool:
+        """Whether a constant is a view of something that depends on the input."""
+        root = self.tracker.root(t)
+        return root is not None and self.tracker.varies(self.tracker.memory(root))
+
+    def _must_stay(self, t: Tensor) -> bool:
+        """Whether a constant must not be written to: it is the model's own, or a graph may keep it."""
+        held = t if t._base is None else t._base
+        return id(held) in self._held or (self.tracker.is_made(t) and self.tracker.is_used(t))
+
     @property
     def _stands_in(self) -> bool:
         """Whether any tensor stands for another."""
-        return self.tracker.has_aliases or self._functions.waiting
-
-    def _depends_on_choices(self, operands: list[Tensor]) -> bool:
-        """Whether an operand depends on the input without carrying anything.
-
-        A mask, an index, a table looked up by one.
-        """
-        if self.relative:
-            return any(self.tracker.reference(t) is not None for t in operands)
-        return self.tracker.has_masks and any(map(self.tracker.is_choice, operands))
+        return self.tracker.has_aliases or self.functions.waiting
 
     def _run_on_constants(
         self, func: Any, name: str, args: Any, kwargs: Any, operands: list[Tensor], written: list[Tensor]
@@ -297,96 +328,16 @@ class Engine(TorchFunctionMode):
         for t, count in zip(written, before, strict=True):
             self.tracker.wrote(t, count)
         if not written:
-            self._made(out)
+            self.made(out)
         if name in ("detach", "data") and isinstance(out, Tensor):
             self.tracker.detached(out, operands[0])  # what is written to one of them later is in the other
         return out
 
-    def _made(self, out: Any) -> Any:
+    def made(self, out: Any) -> Any:
         """Enters constants that the model made while the engine looked on."""
         for t in tensors(out):
             self.tracker.make(t)
         return out
-
-    def _read_out(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """A call that takes values out of torch. What the model makes of them, the engine can't follow.
-
-        That is told.
-        """
-        self._tell_read_out(name)
-        self.tally.values_read[name] += any(t.is_floating_point() or t.is_complex() for t in tensors((args, kwargs)))
-        with torch.no_grad():
-            return func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
-
-    def _tell_read_out(self, name: str, how: str = "") -> None:
-        self.tally.read_outs[f"`{name}` in {messages.place(self.path)}{how}"] += 1
-
-    def _depends(self, t: Tensor) -> bool:
-        return self.tracker.varies(t) or self.tracker.is_choice(t) or self.tracker.reference(t) is not None
-
-    def _is_whole_number(self, t: Tensor) -> bool:
-        """Whether a tensor depends on the input and holds numbers, but whole ones."""
-        return t.dtype != torch.bool and self.tracker.is_choice(t)
-
-    def _watched_hook(self, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-        """A hook of the model's on a tensor: where it changes gradients, the map is no longer the rules' own."""
-        path = self.path
-
-        @wraps(hook)
-        def watched(gradient: Tensor) -> Any:
-            count = writes_to(gradient)
-            found = hook(gradient)
-            changed = writes_to(gradient) != count
-            recorded = gradient.is_cuda and torch.cuda.is_current_stream_capturing()  # it ran before, and was looked at
-            if found is not None and found is not gradient and not recorded:
-                changed = changed or not torch.equal(found.nan_to_num(), gradient.nan_to_num())
-            if changed:
-                self.problem(messages.changed_gradient(path))
-            return found
-
-        return watched
-
-    def _run_unknown(
-        self, run: Callable[[], Any], func: Any, name: str, operands: list[Tensor], *, carries: bool
-    ) -> Any:
-        """Runs an operation that isn't in the table.
-
-        It has no rule, unless it makes masks, indices or numbers of its operands.
-        """
-        before = [writes_to(t) for t in operands]
-        out = run()
-        found = tensors(out)
-        if not found:
-            self._tell_read_out(name)
-        numbers = [t for t in found if t.is_floating_point() or t.is_complex()]
-        writes = any(writes_to(t) != count for t, count in zip(operands, before, strict=True))
-        if any(t.requires_grad for t in found) or (numbers and carries) or writes:
-            self.problem(messages.unknown_operation(func, name, self.path, self.module))
-        return out
-
-    # Custom functions ---------------------------------------------------------------------------------------------
-
-    def _run_function(self, call: FunctionCall) -> Any:
-        """Runs the forward of a registered autograd.Function, and remembers its arguments until its output is used."""
-        call.args, call.kwargs = map_tensors(self.current, (call.args, call.kwargs))
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            out = call.forward()
-        self._functions.add(call, out)
-        return out
-
-    def _settle(self, tensor: Tensor) -> None:
-        """Puts the rule of a registered autograd.Function on its output, if this is one that has not been used yet."""
-        call = self._functions.take(tensor)
-        if call is None:
-            return
-        given = tensors((call.args, call.kwargs))
-        varying = [t for t in given if self.is_varying(t, call.name)]
-        if not varying:
-            self._made(call.output)
-            return
-        out = self.run(call.again, call.name, call.args, call.kwargs, call.row, varying)
-        for old, new in zip(tensors(call.output), tensors(out), strict=True):
-            self.tracker.alias(old, new)
 
     def problem(self, error: AuditError) -> None:
         """Tells of something that a strict audit raises."""
@@ -402,6 +353,8 @@ class Engine(TorchFunctionMode):
             and any(map(self.tracker.varies, tensors((args, kwargs))[1:]))
         ):
             row = BY_PARTS[name]  # its parameters depend on the input, too
+        if self.rules.unlisted == "raw" and row is not None and not row.users:
+            row = NAIVE.get(name, row)
         if self.relative and not torch.is_grad_enabled():
             # What the model takes no gradient of depends on the input all the same.
             with torch.inference_mode(False), torch.enable_grad():
@@ -412,8 +365,8 @@ class Engine(TorchFunctionMode):
 
     def current(self, tensor: Tensor) -> Tensor:
         """The tensor that stands for this one; a view of a constant that has become dependent is taken anew."""
-        if self._functions.waiting:
-            self._settle(tensor)
+        if self.functions.waiting:
+            registered.settle(self, tensor)
         found = self.tracker.current(tensor)
         root = self.tracker.root(tensor)
         if root is None or self.tracker.memory(root) is root:
@@ -428,21 +381,21 @@ class Engine(TorchFunctionMode):
         if info is not None and writes_to(tensor) != info.version:
             self.problem(messages.unseen_write(tensor, self.path, name))
             info.version = writes_to(tensor)
-        if info is not None and info.carries == tensor.requires_grad and not is_users(tensor.grad_fn):
+        if info is not None and (info.ends or info.carries == tensor.requires_grad) and not is_users(tensor.grad_fn):
             return True
         if not tensor.requires_grad:
             if info is None and self._strangers is not None:
                 self._strangers.meet(tensor, name, self.path)
             return info is not None
         if tensor.is_leaf or not self.tracker.reaches_input(tensor):
-            if self._again and not tensor.is_leaf:
+            if (self._again or self._recomputed) and not tensor.is_leaf:
                 raise ModelError(messages.not_given(self.path, name))
-            if self._strangers is not None and tensor.is_leaf:
+            if self._strangers is not None:
                 self._strangers.meet(tensor, name, self.path)
             return False
         if info is None or not info.hidden:
             self.problem(messages.hidden_operation(tensor, self.path, name))
-            linear_layers.watch_hidden(tensor)
+            note_use([tensor], hidden=True)
             self.tracker.track(tensor, Level.SIGNAL, None, hidden=True)
         return True
 
@@ -453,37 +406,22 @@ class Engine(TorchFunctionMode):
             with torch.no_grad():
                 return func(*args, **kwargs)
 
-        out = self._run_unknown(run, func, name, tensors((args, kwargs)), carries=False) if row is None else run()
+        out = (
+            read_outs.run_unknown(self, run, func, name, tensors((args, kwargs)), carries=False)
+            if row is None
+            else run()
+        )
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
-                self.tracker.track(t, Level.GATE, self._follow(row, varying, t, args, kwargs, func))
+                # A view that torch takes without gradients says that it requires one, though none comes through.
+                layout = self._follow(row, varying, t, args, kwargs, func)
+                self.tracker.track(t, Level.GATE, layout, ends=t.requires_grad)
             else:
                 self.tracker.choose(t)
         return out
 
-    def _run_on_choices(self, func: Any, name: str, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
-        """An operation on masks and indices alone: it carries no relevance, but is another one on the reference."""
-        with torch.no_grad():
-            out = func(*args, **kwargs)
-        found = [*tensors(out), *written]
-        if not found:
-            self._tell_read_out(name)
-        self._choose(found, name)
-        if self.relative:
-            self._refer(out, self._on_reference(func, args, kwargs).output)
-        return out
-
-    def _choose(self, found: list[Tensor], name: str) -> None:
-        """Enters what an operation made of masks and indices alone."""
-        for t in found:
-            for each in (t,) if t._base is None else (t, t._base):
-                if not (each.is_floating_point() or each.is_complex()):
-                    self.tracker.choose(each)
-                elif not self.tracker.varies(each):
-                    self.tracker.track(each, Level.GATE, None)
-                    self.tally.notes[messages.by_choice(name, self.path)] += each is t
-
-    def _refer(self, out: Any, reference: Any) -> None:
+    def refer(self, out: Any, reference: Any) -> None:
+        """Enters what the results of an operation are on the reference."""
         for t, t0 in zip(tensors(out), tensors(reference), strict=True):
             if t.shape != t0.shape:
                 raise ModelError(
@@ -504,7 +442,7 @@ class Engine(TorchFunctionMode):
         composite = row is not None and isinstance(row.rule, Surrogate)
         tapped = self.books.itemised and not composite
         own_args, own_kwargs = map_tensors(self._operand(site if tapped else None), (args, kwargs))
-        reference = self._on_reference(func, args, kwargs) if self.relative and not composite else None
+        reference = self.on_reference(func, args, kwargs) if self.relative and not composite else None
         call = Call(
             func,
             name,
@@ -517,23 +455,23 @@ class Engine(TorchFunctionMode):
             self.module,
             reference,
             self.layers,
-            self._is_whole_number,
+            partial(choices.is_whole_number, self),
         )
-        if name in TAKES_WHOLE_NUMBERS and any(map(self._is_whole_number, operands)):
+        if name in torch_calls.TAKES_WHOLE_NUMBERS and any(choices.is_whole_number(self, t) for t in operands):
             self.tally.notes[messages.whole_numbers(name, self.path)] += 1
         if row is None:
-            out = self._run_unknown(call.run, func, name, operands, carries=bool(call.carriers))
+            out = read_outs.run_unknown(self, call.run, func, name, operands, carries=bool(call.carriers))
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
         elif reference is not None and not call.carriers:
             out = call.value()
         else:
-            out = (row.rule if reference is None else rule_for(name, row.rule, row.users))(call)
-        linear_layers.watch(call.carriers, out)
+            out = (row.rule if reference is None else secant_form(row, name))(call)
+        note_use(call.carriers, out)
         if isinstance(out, Tensor):
             out = self._of_its_own(out)
         if reference is not None:
-            self._refer(out, reference.output)
+            self.refer(out, reference.output)
         if folds(name, varying, args, kwargs):
             with torch.no_grad():
                 plain = map_tensors(lambda t: t.detach() if self.tracker.varies(t) else t, (args, kwargs))
@@ -566,12 +504,12 @@ class Engine(TorchFunctionMode):
         base = t._base
         if base is None or not base.requires_grad or base.is_leaf or self.tracker.varies(base):
             return t
-        linear_layers.watch([t])
+        note_use([t])
         return linearised(t, t.detach())
 
     def exactly(self, out: Tensor, exact: Tensor) -> Tensor:
         """A result with the numbers of another kernel, which are the same up to rounding."""
-        linear_layers.watch([out])
+        note_use([out])
         made, info = linearised(out, exact), self.tracker.info(out)
         if info is not None:
             self.tracker.track(made, info.level, info.layout)
@@ -589,6 +527,12 @@ class Engine(TorchFunctionMode):
                     self.tracker.use(t)
                 t = t.detach() if t.requires_grad else t
                 return t.clone() if t.is_inference() else t
+            if info.level is Level.CONSTANT:
+                return t.detach()
+            if info.ends:
+                end = t.detach()
+                self.tracker.track(end, info.level, info.layout, tap=True)
+                return end
             if site is None or not t.requires_grad:
                 return t
             tap = torch.ops.aten.alias(t)
@@ -612,7 +556,7 @@ class Engine(TorchFunctionMode):
                     self.books.measure(s, -1, site, self.tracker.layout(s), self.tracker.reference(s))
         carried = {}
         for v, s in pairs:
-            linear_layers.watch([s])
+            note_use([s])
             carried[id(v)] = out = linearised(s, v)
             self.tracker.track(out, self.tracker.level(s), self.tracker.layout(s))
             if self.relative:
@@ -650,9 +594,11 @@ class Engine(TorchFunctionMode):
 
     # References -----------------------------------------------------------------------------------------------------
 
-    def _on_reference(self, func: Any, args: Any, kwargs: Any) -> Reference:
+    def on_reference(self, func: Any, args: Any, kwargs: Any) -> Reference:
         """The same operation on the reference."""
-        changed = [self.tracker.reference(t) is not None for t in tensors((args, kwargs))]
+        given = tensors((args, kwargs))
+        constant = [self.tracker.level(t) is Level.CONSTANT for t in given]
+        changed = [self.tracker.reference(t) is not None and not own for t, own in zip(given, constant, strict=True)]
         args, kwargs = map_tensors(self.tracker.on_reference, (args, kwargs))
         with torch.no_grad():
             return Reference(tensors((args, kwargs)), changed, func(*args, **kwargs), self.tracker.has_choices)

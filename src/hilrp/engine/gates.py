@@ -100,8 +100,9 @@ def _keeps_mixed_values(row: Row, levels: list[Level]) -> bool:
 def folds(name: str, varying: list[Tensor], args: Any, kwargs: Any) -> bool:
     """Whether torch would choose another kernel in a plain pass, where nothing but weights requires a gradient.
 
-    torch.matmul folds the axes of a batched operand if that takes no copy, or if the other one, of one or two axes, requires a
-    gradient, even where none is recorded; and the two kernels round differently. Here constants are detached, and what varies requires one.
+    torch.matmul folds the axes of a batched operand if that takes no copy, or if the other one, of one or two axes,
+    requires a gradient, even where none is recorded; and the two kernels round differently. Here constants are
+    detached, and what varies requires one.
     """
     if name not in ("linear", "matmul", "rmatmul"):
         return False

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 #: In-place calls that assign a value to all of their target.
 _ASSIGN: dict[str, Any] = {"copy": lambda value, *_: value, "fill": lambda value: value, "zero": lambda: 0}
+#: In-place calls that write to places of their target.
+_PARTIAL = frozenset(
+    "setitem masked_fill masked_scatter index_fill index_copy index_put index_add scatter scatter_add".split()
+)
 #: In-place calls that change the shape and not the values.
 _RESHAPE = frozenset(["transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims", "as_strided"])
 #: In-place calls whose kernel rounds differently from the one that works out of place.
@@ -67,7 +71,13 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         )
     if name == "setitem" and _is_view(args[1]):
         return _write_part(engine, target, args[1], args[2])
-    if name == "setitem":
+    if name in _PARTIAL and not torch.is_grad_enabled():
+        new = _written_without_gradients(engine, name, args, kwargs)
+    elif name == "setitem" and _is_masked(args):
+        shape = (*args[1].shape, *[1] * (target.ndim - args[1].ndim))
+        mask = engine.apply(Tensor.reshape, (args[1], shape), {})
+        new = engine.apply(torch.masked_fill, (target, mask, args[2]), {})
+    elif name == "setitem":
         new = engine.apply(set_item, args, kwargs)
     elif name in _ASSIGN:
         # Nothing of the target is left: what stands for it is the value, in the target's form.
@@ -81,6 +91,26 @@ def run(engine: Engine, func: Any, name: str, args: tuple[Any, ...], kwargs: dic
         engine.tracker.reshape(target, new)
         return new
     return _assign(engine, target, new)
+
+
+def _written_without_gradients(engine: Engine, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A write to parts of a tensor where the model takes no gradients: what is not written to keeps its graph."""
+
+    def bare(t: Tensor) -> Tensor:
+        return engine.apply(Tensor.detach, (t,), {}) if t.is_floating_point() or t.is_complex() else t
+
+    rest, options = map_tensors(bare, (args[1:], kwargs))
+    function = set_item if name == "setitem" else _twin(name, engine.path)
+    with torch.enable_grad():
+        new: Tensor = engine.apply(function, (args[0], *rest), options)
+    return new
+
+
+def _is_masked(args: tuple[Any, ...]) -> bool:
+    """Whether ``tensor[mask] = number`` is meant."""
+    _, index, value = args
+    number = value.ndim == 0 if isinstance(value, Tensor) else isinstance(value, (int, float))
+    return isinstance(index, Tensor) and index.dtype == torch.bool and number
 
 
 def run_on_copies(
@@ -176,7 +206,10 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     levels = _levels_of(engine, root)
     levels.as_strided(*_place(target, root)).fill_(_code(tracker.info(new)))
     kept = None if target.numel() == root.numel() else tracker.memory(root)
-    new_root = engine.apply_to(write, (kept, new, tuple(root.shape), root.stride(), *_place(target, root)), {})
+    place = (tuple(root.shape), root.stride(), *_place(target, root))
+    # What is not written to keeps its graph, also where the model takes no gradients.
+    with torch.inference_mode(False), torch.enable_grad():
+        new_root = engine.apply_to(write, (kept, new, *place), {})
     tracker.alias(root, new_root)
     tracker.regions.pop(id(root), None)
     tracker.regions[id(new_root)] = weakref.ref(new_root), levels
@@ -265,7 +298,9 @@ def refresh(engine: Engine, view: Tensor) -> Tensor:
     root = engine.tracker.root(view)
     assert root is not None
     _check_form(engine, view, root)
-    new = engine.apply_to(torch.as_strided, (engine.tracker.memory(root), *_place(view, root)), {})
+    grad = torch.is_grad_enabled() or view.requires_grad
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        new = engine.apply_to(torch.as_strided, (engine.tracker.memory(root), *_place(view, root)), {})
     if engine.tracker.is_detached(view):
         new = engine.apply(Tensor.detach, (new,), {})
     engine.tracker.alias(view, new)

@@ -144,6 +144,37 @@ def unseen_origin(places: list[str]) -> AuditError:
     )
 
 
+def unseen_state(names: list[str]) -> AuditError:
+    """Parameters or buffers that hold what depends on the input."""
+    return AuditError(
+        f"{_listed(names)} of the model depends on the input, but hilrp did not see it being written (in another "
+        "thread, by an extension, through `.data`). It would count as a constant. Compute it with torch in the thread "
+        'that runs the model, and use the result, or accept that with audit="warn".'
+    )
+
+
+def backward_hook(path: str) -> AuditError:
+    """A hook of the old kind on a module, which may change gradients."""
+    return AuditError(
+        f"{place(path)} has a hook on its gradients (register_backward_hook), which may change them: relevance would "
+        'be what the hook makes of it, not what the rules say. Remove the hook, or accept that with audit="warn".'
+    )
+
+
+def graph_seen(path: str) -> str:
+    """A model that looks at the graph of its tensors."""
+    return f"what hooks on the nodes of the graph do: {place(path)} takes `grad_fn` of a tensor"
+
+
+def several_outputs(shapes: list[tuple[int, ...]]) -> str:
+    """An output in which it isn't said which tensor holds the classes."""
+    others = ", ".join(map(str, shapes[1:]))
+    return (
+        f"the output holds several tensors of scores: the first, of shape {shapes[0]}, is explained, not those of "
+        f"{others} (target=lambda output: output[1][:, label] for another)"
+    )
+
+
 def other_score(plain: float, explained: float, sample: int) -> AuditError:
     """The explained score isn't that of the model."""
     return AuditError(
@@ -186,7 +217,10 @@ def false_reference(
 
 def by_choice(name: str, path: str) -> str:
     """Numbers that were made of masks and indices."""
-    return f"what `{name}` in {place(path)} makes depends on the input through whole numbers or masks alone, and carries no relevance"
+    return (
+        f"what `{name}` in {place(path)} makes depends on the input through whole numbers or masks alone, and carries "
+        "no relevance"
+    )
 
 
 def whole_numbers(name: str, path: str) -> str:

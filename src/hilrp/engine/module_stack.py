@@ -6,6 +6,7 @@ thread, so each watch minds the thread that it was opened in.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,8 @@ class ModuleWatch:
         modules = list(model.named_modules(remove_duplicate=False))
         self._paths = {id(module): path for path, module in reversed(modules)}
         self._stack: list[nn.Module] = []
+        #: The stack when a module raised, until the model goes on.
+        self._failed: list[nn.Module] = []
         self._on_enter, self._on_leave = on_enter, on_leave
         self._handles: list[Any] = []
 
@@ -44,32 +47,44 @@ class ModuleWatch:
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
             if threading.get_ident() == thread:
+                self._failed = []
                 self._stack.append(module)
                 return self._on_enter(module, args)
             return None
 
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if threading.get_ident() != thread:
+        def after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+            if threading.get_ident() != thread or not self.is_running(module):
                 return None
-            # A model that catches an exception inside leaves modules on the stack that never returned.
-            while self._stack and self._stack[-1] is not module:
+            while self._stack[-1] is not module:  # they raised, and the model went on
                 self._stack.pop()
+            # Where a module raises, torch gives no keyword arguments to this hook, whatever it asked for.
+            kwargs, output = rest if len(rest) == 2 else ({}, None)
+            if len(rest) < 2 or (output is None and sys.exc_info()[0] is not None):
+                self._failed = self._failed or [*self._stack]
+                self._stack.pop()
+                return None
+            self.went_on()
             replaced = self._on_leave(module, kwargs, output)
-            if self._stack:
-                self._stack.pop()
+            self._stack.pop()
             return replaced
 
         self._handles = [
             register_module_forward_pre_hook(before),
-            register_module_forward_hook(after, with_kwargs=True),
+            register_module_forward_hook(after, with_kwargs=True, always_call=True),
         ]
 
     def close(self) -> None:
-        """Stops watching. The stack stays as it was, so that an error can still be placed."""
+        """Stops watching. Where modules raised, their path stays, so that the error can be placed."""
         for handle in self._handles:
             handle.remove()
-            # torch leaves this entry of a global hook behind.
-            getattr(registry, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
+            # torch leaves these entries of a global hook behind.
+            for table in ("_global_forward_hooks_with_kwargs", "_global_forward_hooks_always_called"):
+                getattr(registry, table, {}).pop(handle.id, None)
+
+    def went_on(self) -> None:
+        """Says that the model did not end with the module that raised."""
+        if self._failed:
+            self._failed = []
 
     def is_running(self, module: nn.Module) -> bool:
         """Whether the module has begun and not ended."""
@@ -78,9 +93,9 @@ class ModuleWatch:
     @property
     def path(self) -> str:
         """Path of the innermost running module that the model knows by name."""
-        return next((self._paths[id(m)] for m in reversed(self._stack) if id(m) in self._paths), "")
+        return next((self._paths[id(m)] for m in reversed(self._failed or self._stack) if id(m) in self._paths), "")
 
     @property
     def innermost(self) -> nn.Module | None:
         """The innermost running module."""
-        return self._stack[-1] if self._stack else None
+        return next(reversed(self._failed or self._stack), None)

@@ -9,7 +9,8 @@ the price of one more forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hilrp.engine.tensor_info import Info
+from hilrp.engine.tensor_info import Info, Tally
 from hilrp.method.call import Level
-from hilrp.method.fast.linear_layers import watch
+from hilrp.method.linear import note_use
+from hilrp.method.registered_functions import FUNCTIONS
+from hilrp.method.registry import MODULES, OPERATIONS
 from hilrp.method.sample_axis import kept
 from hilrp.util.errors import HilrpError, InputError, ModelError
 from hilrp.util.nested import map_tensors, tensors
@@ -74,16 +77,19 @@ class _Rerun:
         autocast: What the module computed in, where not in the types of its tensors.
     """
 
-    engine: Callable[[], Engine]
+    engine: Callable[[Tally | None], Engine]
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     known: dict[int, Info]
     autocast: torch.dtype | None
 
-    def __call__(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Leaves that stand for what carries relevance, and the module's outputs."""
-        engine = self.engine()
+    def __call__(self, tally: Tally | None = None) -> tuple[list[Tensor], list[Tensor], list[_Kind]]:
+        """Leaves that stand for what carries relevance, the module's outputs, and what is known of these.
+
+        What is met on the way is counted in the pass's tally, unless another is given.
+        """
+        engine = self.engine(tally)
         leaves: list[Tensor] = []
         stands: dict[int, Tensor] = {}
 
@@ -115,36 +121,92 @@ class _Rerun:
                     f"{type(error).__name__}: {error}. Leave it out of recompute=."
                 ) from error
         found = [engine.current(t) for t in _numbers(output)]
-        watch(found)
+        note_use(found)
+        kinds = [(engine.tracker.level(t), t.requires_grad) for t in found]
         engine.release()
-        return leaves, found
+        return leaves, found, kinds
 
 
 class _Again(Function):
     @staticmethod
-    def forward(ctx: Any, rerun: _Rerun, values: list[Tensor], *carriers: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, rerun: _Rerun, values: list[Tensor], kinds: list[_Kind], *carriers: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.rerun = rerun
-        return tuple(value.detach() for value in values)
+        ctx.rerun, ctx.kinds = rerun, kinds
+        outputs = tuple(value.detach() for value in values)
+        ctx.save_for_backward(*outputs)
+        ctx.mark_non_differentiable(*(t for t, (_, carries) in zip(outputs, kinds, strict=True) if not carries))
+        return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        leaves, outputs = ctx.rerun()
+        leaves, outputs, kinds = ctx.rerun()
+        if not _same(outputs, ctx.saved_tensors):
+            raise ModelError(
+                f"{type(ctx.rerun.module).__name__} gave something else when it ran a second time (it keeps a state, "
+                "or a hook of its own changes its output). Leave it out of recompute=."
+            )
+        if kinds != ctx.kinds:
+            _kinds.pop(ctx.rerun.module, None)
+            raise Outdated(f"What is known of {type(ctx.rerun.module).__name__} no longer holds. Explain once more.")
         pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if t.requires_grad and g is not None]
         if not pairs:
-            return None, None, *(None for _ in leaves)
+            return None, None, None, *(None for _ in leaves)
         found = torch.autograd.grad([t for t, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
-        return None, None, *found
+        return None, None, None, *found
 
 
-def again(engine: Engine) -> Callable[[], Engine]:
+class Outdated(ModelError):
+    """A module's output is another kind of tensor than it was when it ran before: the pass has to run once more."""
+
+
+def _described(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """What a module was called with, and by which rules of the user's: what its output is may depend on it."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return engine.tracker.level(value), value.requires_grad, value.dtype, value.shape
+        if isinstance(value, (list, tuple)):
+            return tuple(map(plain, value))
+        if isinstance(value, dict):
+            return tuple((key, plain(each)) for key, each in value.items())
+        return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)
+
+    rows = [id(row) for table in (OPERATIONS, MODULES, FUNCTIONS) for own in table.values() for row in own]
+    return plain(args), plain(kwargs), tuple(rows)
+
+
+def _same(outputs: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    """Whether two runs gave the same but for rounding."""
+    if any(t.is_cuda for t in outputs) and torch.cuda.is_current_stream_capturing():
+        return True  # it ran before the recording, and was looked at
+    pairs = zip(outputs, before, strict=True)
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=_rounding(b) * float(b.abs().amax()), equal_nan=True)
+        for a, b in pairs
+        if b.numel()
+    )
+
+
+def _rounding(t: Tensor) -> float:
+    return max(1e-3, 8 * torch.finfo(t.dtype).eps)
+
+
+#: What is known of a module's output before it runs again: its gate level, and whether it carries relevance.
+_Kind = tuple[Level, bool]
+#: The same of modules that have run, by what was known of their inputs.
+_kinds: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[_Kind]]] = weakref.WeakKeyDictionary()
+
+
+def again(engine: Engine) -> Callable[[Tally | None], Engine]:
     """Makes engines for parts of the same pass that run again: with its rules and books, and none of its tensors."""
     kind, model, rules, books = type(engine), engine.model, engine.rules, engine.books
-    on_problem, on_module, tally = engine.on_problem, engine.on_module, engine.tally
+    on_problem, on_module, own = engine.on_problem, engine.on_module, engine.tally
 
-    def make() -> Engine:
-        return kind(model, rules, books, on_problem, on_module, tally=tally)
+    def make(tally: Tally | None = None) -> Engine:
+        return kind(model, rules, books, on_problem, on_module if tally is None else None, tally=tally or own)
 
     return make
 
@@ -158,6 +220,18 @@ def check_unwritten(module: nn.Module, path: str, given: Iterable[Tensor]) -> No
         )
 
 
+def shares_memory(output: Any, given: Iterable[Tensor]) -> bool:
+    """Whether a module returned one of its inputs, or a view of it: what is written to one is then in the other."""
+    memory = {t.untyped_storage().data_ptr() for t in given if t.numel()}
+    return any(t.untyped_storage().data_ptr() in memory for t in tensors(output) if t.numel())
+
+
+def run_at_once(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Runs a module under the engine after all, as one that does not run again."""
+    with engine:
+        return module.forward(*args, **kwargs)
+
+
 def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Puts a graph on what the module has just returned, which runs it again."""
     given = tensors((args, kwargs))
@@ -168,8 +242,9 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         return output
     placed = [(t, engine.tracker.layout(t)) for t in sorted(varying, key=lambda t: not t.requires_grad)]
     made = [value.detach() for value in values]
+    kinds = [(Level.GATE, False)] * len(made)
     if carriers and torch.is_grad_enabled():
-        watch(carriers)
+        note_use(carriers)
         known: dict[int, Info] = {}
         bared: dict[int, Tensor] = {}
 
@@ -184,12 +259,19 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         device = carriers[0].device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, autocast)
-        made = list(_Again.apply(rerun, values, *carriers))
+        # What its output is, only a run under the engine can say: the first time there is one more.
+        form = engine.rules, _described(engine, args, kwargs), tuple(value.shape for value in values), autocast
+        of_module = _kinds.setdefault(module, {})
+        # One that carries nothing leaves no trace by which it would be noticed that this has changed.
+        if not all(carries for _, carries in of_module.get(form, [(Level.GATE, False)])):
+            with engine.without_modules():
+                of_module[form] = rerun(Tally())[2]
+        kinds = of_module[form]
+        if any(carries for _, carries in kinds):
+            made = list(_Again.apply(rerun, values, kinds, *carriers))
     stands = dict(zip(map(id, values), made, strict=True))
-    for t in made:
-        engine.tracker.track(
-            t, Level.SIGNAL if t.requires_grad else Level.GATE, kept(placed, t, engine.books.batch, None, None)
-        )
+    for t, (level, _) in zip(made, kinds, strict=True):
+        engine.tracker.track(t, level, kept(placed, t, engine.books.batch, None, None))
         engine.dtypes.add(t.dtype)
     return map_tensors(lambda t: stands.get(id(t), t), output)
 

@@ -39,6 +39,7 @@ class Info:
         layout: Where the samples are in it.
         version: torch's count of writes to it, when it was entered.
         hidden: Whether it was made by an operation that the engine did not see.
+        ends: Whether no gradient comes through it, whatever torch says.
     """
 
     level: Level
@@ -46,6 +47,7 @@ class Info:
     layout: Layout | None
     version: int
     hidden: bool = False
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Tally:
         values_read: Of these, those that were no whole numbers, by operation.
         strangers: Where a tensor came in that the engine had not seen being made, and that tensor.
         problems: What a strict audit raises.
+        unchecked: What nobody can see.
     """
 
     counts: Counter[tuple[Primitive, str]] = field(default_factory=Counter)
@@ -73,6 +76,7 @@ class Tally:
     values_read: Counter[str] = field(default_factory=Counter)
     strangers: list[tuple[str, Tensor]] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
+    unchecked: Counter[str] = field(default_factory=Counter)
 
 
 class Tracker:
@@ -115,13 +119,19 @@ class Tracker:
         return None if info is None else info.layout
 
     def track(
-        self, tensor: Tensor, level: Level, layout: Layout | None, tap: bool = False, hidden: bool = False
+        self,
+        tensor: Tensor,
+        level: Level,
+        layout: Layout | None,
+        tap: bool = False,
+        hidden: bool = False,
+        ends: bool = False,
     ) -> None:
         """Enters a tensor that depends on the input.
 
         The model never holds a ``tap``, which needs no keeping as a view.
         """
-        info = Info(level, tensor.requires_grad, layout, writes_to(tensor), hidden)
+        info = Info(level, tensor.requires_grad and not ends, layout, writes_to(tensor), hidden, ends)
         self._info[id(tensor)] = (weakref.ref(tensor), info)
         root = self.root(tensor)
         if root is not None and not tap and id(tensor) not in self._detached:

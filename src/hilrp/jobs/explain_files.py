@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +14,17 @@ from torch import Tensor
 import hilrp
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.explanation import Explanation
-from hilrp.jobs.target_text import Wanted
+from hilrp.jobs.store import read_result
+from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.images import Source, read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.weights import fingerprint
 from hilrp.targets import Contrast, logits_of
 from hilrp.targets.classes import no_classifier
+from hilrp.util.atomic_files import sweep
 from hilrp.util.errors import HilrpError, InputError
 from hilrp.util.memory import free
+from hilrp.util.nested import jsonable
 
 #: How many of the strongest classes are noted beside the explained one.
 _NOTED = 5
@@ -58,7 +60,7 @@ class Gallery:
     Attributes:
         loaded: The model.
         explainer: What explains it.
-        wanted: What is explained.
+        parsed: The target, read from the words of the command line.
         folder: Where the results go.
         batch: How many explanations are made at once; fewer where memory doesn't suffice.
         all_stages: Draw the maps of all stages.
@@ -68,7 +70,7 @@ class Gallery:
 
     loaded: Loaded
     explainer: Explainer
-    wanted: Wanted
+    parsed: ParsedTarget
     folder: Path
     batch: int = 8
     all_stages: bool = False
@@ -78,6 +80,7 @@ class Gallery:
     def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
         """Explains files; yields each as it is done. One that fails does not keep the others."""
         self._spare(sources)
+        sweep({self.folder, *((self.folder / source.name).parent for source in sources)})
         settings = self._settings()
         waiting: list[_Read] = []
         for source in sources:
@@ -95,7 +98,7 @@ class Gallery:
             seen = tuple(x.shape[:0:-1])
             notes = notes + self.loaded.notes(size, seen)
             waiting.append(_Read(source, x, {"settings": own, "size": size, "seen": seen, "image_notes": notes}))
-            if len(waiting) * self.wanted.count >= self.batch:
+            if len(waiting) * self.parsed.count >= self.batch:
                 yield from self._explain(waiting)
                 waiting = []
         yield from self._explain(waiting)
@@ -114,7 +117,7 @@ class Gallery:
             "model": self.loaded.name,
             "weights": self.loaded.weights,
             "weights_sha256": fingerprint(self.loaded.model),
-            "target": self.wanted.text,
+            "target": self.parsed.text,
             "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
             "reference": self.reference,
             "classes": None
@@ -125,13 +128,10 @@ class Gallery:
 
     def _earlier(self, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
         """The facts of an earlier run, if it had the same settings; they are written last, so the rest is there too."""
-        files = [self.folder / f"{source.name}.{kind}" for kind in ("json", "npz", "png")]
-        try:
-            facts = json.loads(files[0].read_text())
-        except (OSError, ValueError):
-            return None
-        same = isinstance(facts, dict) and facts.get("settings") == json.loads(json.dumps(settings))
-        return facts if same and all(file.is_file() for file in files) else None
+        facts = read_result(self.folder / f"{source.name}.json")
+        same = isinstance(facts, dict) and facts.get("settings") == jsonable(settings)
+        rest = [self.folder / f"{source.name}.{kind}" for kind in ("npz", "png")]
+        return facts if same and all(file.is_file() for file in rest) else None
 
     def _explain(self, items: list[_Read]) -> Iterator[Outcome]:
         """Explains several at once; if that fails, in halves, so that only those fail that can't be explained."""
@@ -152,7 +152,7 @@ class Gallery:
             for half in (items[: len(items) // 2], items[len(items) // 2 :]):
                 yield from self._explain(half)
             return
-        count = self.wanted.count
+        count = self.parsed.count
         for i, item in enumerate(items):
             try:
                 yield Outcome(item.source, self._save(item, found[i * count : (i + 1) * count]))
@@ -161,44 +161,44 @@ class Gallery:
 
     def _found(self, x: Tensor) -> Explanation:
         device = next((p.device for p in self.loaded.model.parameters()), x.device)
-        wanted, x = self.wanted, x.to(device)
-        if wanted.target is not None:
-            return self.explainer.explain(x, wanted.target, batch="auto")
-        if wanted.label is not None:
-            target: Any = torch.full((len(x),), wanted.label, device=device)
-        elif wanted.strongest == 1 and wanted.against is None:
+        parsed, x = self.parsed, x.to(device)
+        if parsed.target is not None:
+            return self.explainer.explain(x, parsed.target, batch="auto")
+        if parsed.label is not None:
+            target: Any = torch.full((len(x),), parsed.label, device=device)
+        elif parsed.strongest == 1 and parsed.against is None:
             target = None
         else:
             with torch.no_grad():
                 logits = logits_of(self.loaded.model(x))
             if logits.ndim != 2:
                 raise InputError(no_classifier(tuple(logits.shape), len(x)))
-            if logits.shape[1] < wanted.strongest:
+            if logits.shape[1] < parsed.strongest:
                 raise InputError(
-                    f"target {wanted.text}: the model's output {tuple(logits.shape)} has not so many classes."
+                    f"target {parsed.text}: the model's output {tuple(logits.shape)} has not so many classes."
                 )
-            if wanted.against is not None and wanted.strongest > 1:  # the strongest of the others
-                logits = logits.index_fill(1, torch.tensor([wanted.against], device=device), float("-inf"))
-            target = logits.topk(wanted.strongest, dim=1).indices.flatten()
-            x = x.repeat_interleave(wanted.strongest, dim=0)
-        if wanted.against is not None:
-            same = (target == wanted.against).nonzero()
+            if parsed.against is not None and parsed.strongest > 1:  # the strongest of the others
+                logits = logits.index_fill(1, torch.tensor([parsed.against], device=device), float("-inf"))
+            target = logits.topk(parsed.strongest, dim=1).indices.flatten()
+            x = x.repeat_interleave(parsed.strongest, dim=0)
+        if parsed.against is not None:
+            same = (target == parsed.against).nonzero()
             if len(same):
-                raise InputError(f"target {wanted.text}: the two are the same class here.")
-            target = Contrast(target, wanted.against)
+                raise InputError(f"target {parsed.text}: the two are the same class here.")
+            target = Contrast(target, parsed.against)
         return self.explainer.explain(x, target, batch="auto")
 
     def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
         names = [] if found.target is None else [self.loaded.named(int(c)) for c in found.target]
-        titles = self.wanted.titles(self.loaded, found.output, len(found))
+        titles = self.parsed.titles(self.loaded, found.output, len(found))
         height, width = found.map.shape[-2:]
         facts = item.facts | {
             "names": names if titles is None else titles,
             "against_names": [] if found.against is None else [self.loaded.named(int(c)) for c in found.against],
-            "strongest": [] if self.wanted.target is not None else self._strongest(found),
+            "strongest": [] if self.parsed.target is not None else self._strongest(found),
         }
         pictures = self.loaded.preprocess.picture(found.input)
-        outlines = self.wanted.outlines((height, width), found.output, len(found))
+        outlines = self.parsed.outlines((height, width), found.output, len(found))
         base = self.folder / item.source.name
         found.save(base, self.loaded.classes, pictures, self.all_stages, facts, titles, outlines)
         return facts | found.facts()

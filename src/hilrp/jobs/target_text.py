@@ -1,4 +1,4 @@
-"""What a user wants explained, from the words of the command line."""
+"""Targets in the words of the command line: a text is read, and becomes a target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hilrp.util.errors import InputError, TargetError
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ParsedTarget:
     """What is to be explained in each image: some of the strongest classes, or a given one; perhaps against another.
 
     Attributes:
@@ -39,12 +39,15 @@ class Wanted:
     tower: bool = False
 
     @staticmethod
-    def parse(text: str, loaded: Loaded, against: str | None = None) -> Wanted:
-        """The target that a text names: "prediction", "top5", a class, "view", "text:CAPTION", "region:MASK:CLASS" and so on."""
+    def parse(text: str, loaded: Loaded, against: str | None = None) -> ParsedTarget:
+        """The target that a text names.
+
+        The text is "prediction", "top5", a class, "view", "text:CAPTION", "region:MASK:CLASS" and so on.
+        """
         if (target := _other_target(text, loaded)) is not None:
             if against is not None:
                 raise InputError(f"target {text}: only a class can be contrasted with another.")
-            return Wanted(text, target=target, tower=text.startswith("text:"))
+            return ParsedTarget(text, target=target, tower=text.startswith("text:"))
         other = None if against is None else loaded.index(against)
         said = text if against is None else f"{text} against {against}"
         plain = text.strip().lower()
@@ -55,16 +58,16 @@ class Wanted:
                 "checkpoint with a classifier."
             )
         if plain == "prediction":
-            return Wanted(said, against=other)
+            return ParsedTarget(said, against=other)
         if re.fullmatch("top[0-9]+", plain):
             count = int(plain[3:])
             if not 1 <= count <= 10:
                 raise InputError(f"target {text}: from top1 to top10.")
-            return Wanted(said, strongest=count, against=other)
+            return ParsedTarget(said, strongest=count, against=other)
         label = loaded.index(text)
         if label == other:
             raise InputError(f"target {said}: a class can't be contrasted with itself.")
-        return Wanted(said, label=label, against=other)
+        return ParsedTarget(said, label=label, against=other)
 
     @property
     def count(self) -> int:

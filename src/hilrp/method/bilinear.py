@@ -1,4 +1,4 @@
-"""Bilinear mixing: products of factors that all depend on the input.
+"""Bilinear mixing (Definition 2): products of factors that all depend on the input.
 
 ``cp`` (conservation-preserving): the factor of the lowest gate level carries the relevance, the others are held
 fixed. ``uniform``: each of the n factors gets ``1/n``. Factors of equal level always share evenly. Written
@@ -15,9 +15,9 @@ from torch import Tensor
 from hilrp.method import linear
 from hilrp.method.autograd import linearised, scale_gradient
 from hilrp.method.call import Call, Level
-from hilrp.method.fast import attention_values
 from hilrp.method.normalisation import stop
 from hilrp.util.nested import map_tensors
+from hilrp.util.replaceable import Replaceable
 
 
 def mix(call: Call) -> Tensor:
@@ -71,14 +71,11 @@ def product(call: Call) -> Tensor:
     carriers = call.carriers
     if not carriers:
         return stop(call)
-    if call.rules.unlisted == "raw" and call.name == "mul":
-        y: Tensor = call.run()
-        return y
     if call.rules.attention == "cp":
         levels = ranked([call.level(t) for t in carriers], elementwise=call.name == "mul")
         carriers = [t for t, level in zip(carriers, levels, strict=True) if level == min(levels)]
     chosen = {id(t) for t in carriers}
-    y = call.run(lambda t: t if id(t) in chosen or not t.requires_grad else t.detach())
+    y: Tensor = call.run(lambda t: t if id(t) in chosen or not t.requires_grad else t.detach())
     if call.rules.attention == "uniform":
         return _even_split(call, y, len(carriers))
     return scale_gradient(y, 1 / len(carriers))
@@ -105,25 +102,25 @@ def attention(call: Call) -> Tensor:
     if call.rules.attention == "attnlrp":
         part_v = 0.5 if scored and call.varies(v) else float(call.varies(v))
         part_qk = (1 - part_v) / max(len(scored), 1)
-        y = _attend(call, scale_gradient(q, part_qk), scale_gradient(k, part_qk), scale_gradient(v, part_v))
+        y = attend(call, scale_gradient(q, part_qk), scale_gradient(k, part_qk), scale_gradient(v, part_v))
         constant = _taylor_term(call, operands, part_v * v.requires_grad, part_qk * (q.requires_grad + k.requires_grad))
         call.book(y, constant, "softmax Taylor term")
         return y
-    y = _attend_fixed(call, q.detach(), k.detach(), v)
+    y = attend_fixed(call, q.detach(), k.detach(), v)
     if call.rules.attention == "uniform" and scored:
         y = scale_gradient(y, 0.5)
         call.book(y, y.detach() / 2, "gate")
     return y
 
 
-def _attend_fixed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    mask, causal, scale = call.argument(3, "attn_mask"), call.argument(5, "is_causal", False), call.argument(6, "scale")
-    if v.requires_grad and attention_values.fits(q, k, v.detach(), mask, causal, scale):
-        return attention_values.attend(lambda own: _attend(call, q, k, own), q, k, v, scale)
-    return _attend(call, q, k, v)
+@Replaceable
+def attend_fixed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention to values under fixed weights."""
+    return attend(call, q, k, v)
 
 
-def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The call's own kernel on other queries, keys and values."""
     options = {name: value for name, value in call.kwargs.items() if name not in ("query", "key", "value")}
     # A mask that depends on the input belongs to the weights.
     rest, options = map_tensors(Tensor.detach, (call.args[3:], options))

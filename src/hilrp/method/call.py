@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hilrp.method.ledger import Account
 from hilrp.method.rules import Rules
 from hilrp.util.nested import map_tensors, tensors
-
-
-class Account(Protocol):
-    """Where a rule enters what its constants keep; see `ledger.Account`."""
-
-    def __call__(self, constant: Tensor, g: Tensor | None) -> None:
-        """Enters a share."""
-
-    def total(self, g: Tensor) -> Tensor | None:
-        """What is in the account, to be added to in place, if that can be done."""
-
-    @property
-    def scale(self) -> float:
-        """The factor for what is added in place."""
 
 
 class Level(IntEnum):
@@ -69,7 +56,7 @@ class KnownLayers(NamedTuple):
 
 @dataclass(slots=True)
 class Layers:
-    """Counts the layers of a pass.
+    """Numbers the layers of a pass, and knows how deep each is.
 
     A layer's depth is its rank among those that the score depends on, so that a head which nobody asked for changes
     nothing.
@@ -87,10 +74,18 @@ class Layers:
         if self.expected is not None:
             self.settle(self.expected.live)
 
-    @property
-    def as_expected(self) -> bool:
-        """Whether what was taken for known is so."""
-        return self.expected is None or self.expected.total == self.count
+    def as_expected(self, live: Iterable[int], exact: Callable[[int], bool]) -> bool:
+        """Whether what was taken for known is so.
+
+        Args:
+            live: The layers that the score was seen to depend on.
+            exact: Whether a layer leaves no trace, since its rule is exact.
+        """
+        if self.expected is None:
+            return True
+        found, known = set(live), set(self.expected.live)
+        missing = {number for number in known - found if not exact(number)}
+        return self.expected.total == self.count and not missing and found <= known
 
     @property
     def known(self) -> KnownLayers:
@@ -99,33 +94,17 @@ class Layers:
 
     def settle(self, live: Iterable[int]) -> None:
         """Says which layers the score depends on."""
-        self._ranks = {number: rank for rank, number in enumerate(sorted(live))}
+        self._ranks = {number: rank for rank, number in enumerate(sorted(set(live)))}
 
-    def enter(self) -> Place:
-        """Counts a layer."""
+    def enter(self) -> int:
+        """Counts a layer; its number."""
         self.count += 1
-        return Place(self.count - 1, self)
+        return self.count - 1
 
     def depth(self, number: int) -> float:
         """From 0 to 1; of a layer that carries nothing, 1."""
-        return self._ranks.get(number, len(self._ranks) - 1) / max(1, len(self._ranks) - 1) if self._ranks else 1.0
-
-
-class Place(NamedTuple):
-    """Where a layer is among the others."""
-
-    number: int
-    layers: Layers
-
-    @property
-    def depth(self) -> float:
-        """From 0 to 1, known when the model has run."""
-        return self.layers.depth(self.number)
-
-    @property
-    def expected_depth(self) -> float | None:
-        """The same while it runs, where it has run before."""
-        return None if self.layers.expected is None else self.depth
+        last = len(self._ranks) - 1
+        return self._ranks.get(number, last) / max(1, last) if self._ranks else 1.0
 
 
 @dataclass(slots=True)
@@ -221,6 +200,11 @@ class Call:
     def difference(self, tensor: Tensor) -> Tensor:
         """What an operand is more than on the reference."""
         return tensor - self.before(tensor)
+
+    def held(self, tensor: Tensor) -> Tensor:
+        """What relevance is held of: an operand that varies or, with a reference, its change. Constants as they are."""
+        changed = self.reference is not None and self.changes(tensor)
+        return self.difference(tensor) if changed else tensor
 
     def middle(self, tensor: Tensor) -> Tensor:
         """The mean of an operand and what it is on the reference, without a graph."""

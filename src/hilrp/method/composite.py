@@ -83,38 +83,33 @@ def _mean_like_var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return x.mean() if dim is None else x.mean(dim, keepdim=keepdim)
 
 
-def layer_norm(
-    input: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
-) -> Tensor:
-    """A normalisation whose scale or shift depends on the input: the norm, then a product and a sum."""
-    return _scaled(torch.layer_norm(input, shape, None, None, eps), weight, bias)
+def by_parts(norm: Callable[..., Tensor], position: int, channels: bool = False) -> Callable[..., Tensor]:
+    """A normalisation whose scale or shift depends on the input: the norm without them, then a product and a sum.
 
+    The scale has that position among the arguments, and the shift the next; where they belong to ``channels``, they
+    are laid along these.
+    """
 
-def rms_norm(input: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """The same for the root mean square."""
-    return _scaled(torch.rms_norm(input, shape, None, eps), weight, None)
+    def parts(input: Tensor, *rest: Any, **options: Any) -> Tensor:
+        given, parameters = [input, *rest], []
+        for at, name in enumerate(("weight", "bias"), position):
+            parameter = options.get(name)
+            if parameter is not None:
+                options[name] = None
+            elif at < len(given) and isinstance(given[at], Tensor):
+                parameter, given[at] = given[at], None
+            parameters.append(parameter)
+        y = norm(*given, **options)
+        return _scaled(y, *(_by_channel(input, *parameters) if channels else parameters))
 
-
-def group_norm(
-    input: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
-) -> Tensor:
-    """The same for groups of channels."""
-    return _scaled(torch.group_norm(input, groups, None, None, eps), *_by_channel(input, weight, bias))
-
-
-def instance_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, var: Any, own: bool, momentum: float, eps: float, cudnn: bool
-) -> Tensor:  # fmt: skip
-    """The same for each channel of each sample."""
-    y = torch.instance_norm(input, None, None, mean, var, own, momentum, eps, cudnn)
-    return _scaled(y, *_by_channel(input, weight, bias))
+    return parts
 
 
 def batch_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float,
-    cudnn: bool,
-) -> Tensor:  # fmt: skip
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *options: Any
+) -> Tensor:
     """The same with statistics that are constant, or depend on the input themselves."""
+    _, _, eps, _ = options  # training, momentum, eps, cudnn
     mean, var = _by_channel(input, mean, var)
     return _scaled((input - mean) / (var + eps).sqrt(), *_by_channel(input, weight, bias))
 

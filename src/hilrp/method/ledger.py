@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from hilrp.method.fast.kernels import add_shares
 from hilrp.method.sample_axis import Layout, split_samples
+from hilrp.util.replaceable import Replaceable
 
 
 class Site(NamedTuple):
@@ -73,6 +73,12 @@ def per_sample(c: Tensor, g: Tensor, layout: Layout | None, batch: int) -> Tenso
     shares = c.double() * g.double()
     others = [i for i in range(g.ndim) if i != sample_axis]
     return shares.sum(others) if others else shares  # torch takes an empty list for all axes
+
+
+@Replaceable
+def add_at_once(total: Tensor, constant: Tensor, g: Tensor, scale: float) -> bool:
+    """Adds ``scale sum(constant g)`` of each sample to its total, if there is a kernel that can; says whether."""
+    return False
 
 
 def _without_masks(t: Tensor) -> Tensor:
@@ -141,7 +147,7 @@ class Books:
         if (
             g.is_cuda
             and self.in_turn(layout, g)
-            and add_shares(self.total(accounts, account, g), constant, g, 1 / self.seed)
+            and add_at_once(self.total(accounts, account, g), constant, g, 1 / self.seed)
         ):
             return
         try:

@@ -1,44 +1,34 @@
-"""Linear maps: ``y_i = sum_j w_ij a_j + b_i`` with weights that don't depend on the input.
+"""Linear maps (Definition 1): ``y_i = sum_j w_ij a_j + b_i`` with weights that don't depend on the input.
 
 With contributions ``z_ij = w_ij a_j`` every rule hands output i's relevance to the inputs in proportion to a
-function of ``z_ij``; the bias is one more contribution, ``b_i``, whose share stays with it. The rules are
-written with at most two native products, ``y`` and a companion ``m``, and a redistribution between them, so
-that they hold for every multilinear torch function (linear, convolutions of any kind, matmul, einsum)
-without knowing its indices. Linear layers and convolutions, which are most of the cost, have the same rules
-written out in `layers`.
+function of ``z_ij``, which conserves it (Lemma 1); the bias is one more contribution, ``b_i``, whose share stays with
+it. Relative to a reference ``a0`` the contributions are those of the change, ``w_ij (a_j - a0_j)``, and a bias has
+none. The rules are written with at most two native products, ``y`` and a companion ``m``, and a redistribution between
+them, so that they hold for every multilinear torch function (linear, convolutions of any kind, matmul, einsum) without
+knowing its indices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hilrp.method import autograd
-from hilrp.method.autograd import hand_over, magnitude, redistribute, shapes_alone
-from hilrp.method.call import Call, Place
-from hilrp.method.fast import linear_layers
+from hilrp.method.autograd import gamma, graph_nodes, hand_over
+from hilrp.method.call import Call, Layers
 from hilrp.method.rules import Rules
-from hilrp.util.nested import map_tensors
-
-_CONVOLUTIONS = frozenset(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in "123")
+from hilrp.util.replaceable import Replaceable
 
 
 def weighted(call: Call) -> Tensor:
     """A weighted sum (linear, convolution, matmul with a constant) under the rule set's linear rule."""
-    rules, gamma = call.rules, gamma_of(call)
-    if rules.linear == "zplus":
-        return zplus(call, rules.epsilon)
-    free = gamma == 0 and rules.linear != "bounded"
-    if rules.linear == "epsilon" or free or any(t.is_complex() for t in call.operands):
-        return epsilon(call)
-    if rules.linear == "bounded":
-        return bounded(call)
-    if rules.linear == "gamma_weights":
-        return gamma_weights(call, gamma, rules.epsilon)
-    return gamma_sign(call, gamma)
+    if call.rules.linear == "zplus":
+        return zplus(call)
+    if call.rules.linear == "gamma_weights":
+        return gamma_weights(call, gamma_of(call))
+    return gamma_sign(call, Gamma.of(call))
 
 
 def gamma_of(call: Call) -> float:
@@ -47,98 +37,137 @@ def gamma_of(call: Call) -> float:
     return call.rules.gamma_conv if convolves else call.rules.gamma  # type: ignore[return-value]
 
 
-def epsilon(call: Call) -> Tensor:
-    """``R_j = sum_i z_ij / y_i R_i``: the native backward pass."""
-    return linear_layers.apply(call) if call.name == "linear" and linear_layers.fits(call) else _product(call)
-
-
-def gamma_sign(call: Call, gamma: float) -> Tensor:
-    """``R_j = sum_i (z_ij + gamma z_ij^s) / (sum_j' z_ij' + gamma z_ij'^s) R_i`` with ``s = sign(y_i)``.
-
-    ``z^s`` is the part of ``z`` that has the sign of the output. The parts of either sign sum to
-    ``(y + m) / 2`` and ``(y - m) / 2`` with ``m = |W||a| + |b|``, so the denominator is
-    ``(1 + gamma/2) y + (gamma/2) s m``. Since it is at least ``|y|`` in size, it needs no stabiliser.
-    """
-    share = (gamma / 2) / (1 + gamma / 2)
-    if linear_layers.fits(call):
-        return linear_layers.apply(call, share)
-    return redistribute(_product(call), _product(call, magnitude), share)
-
-
-def bounded(call: Call) -> Tensor:
-    """The sign-aware gamma rule with the least gamma, unit by unit, that bounds what cancellation adds."""
-    bound = Bound.of(call)
-    return _product(call) if bound.none else autograd.bounded(_product(call), _product(call, magnitude), bound)
-
-
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """The bound of a layer.
+class Gamma:
+    """The gamma of a layer: a number, or for each unit the least that bounds what cancellation adds.
 
-    The largest gamma that a bound allows, ``2 / (bound - 1)``, falls from the first layer on in a straight line to
-    zero, where the rule becomes exact.
+    With ``linear="epsilon"`` it is zero. With ``"bounded"`` the largest gamma that the bound allows,
+    ``2 / (bound - 1)``, falls from the first layer on in a straight line to zero, where the rule becomes exact.
+
+    Attributes:
+        rules: The rule set.
+        share: ``(gamma/2) / (1 + gamma/2)``, the weight of the second product.
+        layers, number: Of the bounded rule, the layers of the pass, and which of them this one is.
     """
 
-    place: Place
     rules: Rules
+    share: float = 0.0
+    layers: Layers | None = None
+    number: int = 0
 
     @classmethod
-    def of(cls, call: Call) -> Bound:
-        """Counts the call as a layer."""
-        return cls(call.layers.enter(), call.rules)
+    def of(cls, call: Call) -> Gamma:
+        """The gamma of a call; under the bounded rule the call is counted as a layer."""
+        rules = call.rules
+        if rules.linear == "epsilon" or not call.carriers or any(t.is_complex() for t in call.operands):
+            return cls(rules)
+        if rules.linear == "bounded":
+            return cls(rules, 0.0, call.layers, call.layers.enter())
+        return cls(rules, (gamma_of(call) / 2) / (1 + gamma_of(call) / 2))
 
     @property
-    def none(self) -> bool:
-        """Whether it is known already that there is none: then the second product needn't be computed."""
-        depth = self.place.expected_depth
-        return depth is not None and self._at(depth) == float("inf")
+    def is_zero(self) -> bool:
+        """Whether gamma is known to be zero before the model has run: then there is no need for a second product."""
+        if self.layers is None:
+            return self.share == 0
+        return self.layers.expected is not None and self.bound == float("inf")
 
-    def __call__(self) -> float:
-        """The bound, once it is known how deep the layer is."""
-        return self._at(self.place.depth)
-
-    def _at(self, depth: float) -> float:
+    @property
+    def bound(self) -> float:
+        """How many times the relevance that it gets a unit may hand out; known when the model has run."""
+        depth = 0.0 if self.layers is None else self.layers.depth(self.number)
         left = 1 - depth / self.rules.exact_from if self.rules.exact_from else 0.0
         return 1 + (self.rules.bound - 1) / left if left > 0 else float("inf")
 
+    def of_units(self, left: Tensor) -> Tensor | float | None:
+        """The weight of the second product, for each unit; see `autograd.Weight`."""
+        if self.layers is None:
+            return self.share
+        return None if self.bound == float("inf") else least_weight(left, self.bound)
 
-def gamma_weights(call: Call, gamma: float, stabiliser: float) -> Tensor:
+
+def least_weight(left: Tensor, bound: float) -> Tensor:
+    """The weight of the least gamma under which a unit hands out at most ``bound`` times the relevance that it gets.
+
+    ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing
+    cancels, zero where all does. Contributions with the sign of the output then sum to ``p = 1 + left``, the others
+    to ``n = 1 - left``. Under gamma the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it
+    gets. So where little cancels, gamma is zero, and it grows with ``n / p`` to ``2 / (bound - 1)``.
+    """
+    against = ((1 - left) / (1 + left)).clamp_(0, 1)
+    gamma = against.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
+    return gamma / (2 + gamma)
+
+
+def live_layers(node: object) -> Iterator[int]:
+    """The numbers of the layers under the bounded rule that a node of the graph leads to."""
+    for each in graph_nodes(node):
+        weight = getattr(each, "weight", None)
+        if isinstance(weight, Gamma) and weight.layers is not None:
+            yield weight.number
+
+
+def is_exact(rules: Rules, layers: Layers, number: int) -> bool:
+    """Whether units of a layer under the bounded rule may hand out whatever they do."""
+    return Gamma(rules, 0.0, layers, number).bound == float("inf")
+
+
+@Replaceable
+def note_use(operands: Iterable[Tensor], output: object = None, hidden: bool = False) -> None:
+    """Called when an operation takes these operands; ``hidden``, if it could not be seen.
+
+    Nothing comes of it here, but layers that compute what is asked for alone (`fast`) listen.
+    """
+
+
+@Replaceable
+def gamma_sign(call: Call, weight: Gamma) -> Tensor:
+    """``R_j = sum_i (z_ij + gamma z_ij^s) / (sum_j' z_ij' + gamma z_ij'^s) R_i`` with ``s = sign(y_i)``.
+
+    The sign-aware form of Eq. (6). ``z^s`` is the part of ``z`` that has the sign of the output. The parts of either
+    sign sum to ``(y + m) / 2`` and ``(y - m) / 2`` with ``m = |W||a| + |b|``, so the denominator is
+    ``(1 + gamma/2) y + (gamma/2) s m``. Since it is at least ``|y|`` in size, it needs no stabiliser. At gamma zero
+    this is the epsilon rule in its limit, ``R_j = sum_i z_ij / y_i R_i``: the native backward pass.
+    """
+    y = _product(call)
+    if weight.is_zero:
+        return y
+    bias, reference = bias_of(call), call.reference
+
+    def size(t: Tensor) -> Tensor:
+        return torch.zeros_like(t) if t is bias and reference is not None else call.held(t).abs()
+
+    held = y.detach() if reference is None else y.detach() - reference.output
+    return gamma(y, _product(call, size), held, weight)
+
+
+def gamma_weights(call: Call, gamma: float) -> Tensor:
     """``R_j = sum_i a_j (w_ij + gamma w_ij^+) / (sum_j' a_j' (w_ij' + gamma w_ij'^+) + eps) R_i``.
 
-    The paper's equation to the letter. Its denominator can cross zero where activations are signed.
+    Eq. (6) to the letter. Its denominator can cross zero where activations are signed.
     """
-    favoured = _product(call, lambda t: t if call.varies(t) else t + gamma * t.clamp(min=0))
-    return _stabilised(call, favoured, stabiliser)
+    return _stabilised(call, _product(call, lambda t: t if call.varies(t) else t + gamma * t.clamp(min=0)))
 
 
-def zplus(call: Call, stabiliser: float) -> Tensor:
-    """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``, where ``z^+ = w^+ a^+ + w^- a^-``."""
+def zplus(call: Call) -> Tensor:
+    """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``, where ``z^+ = w^+ a^+ + w^- a^-``.
+
+    Eqs. (3) and (4), for activations that may be negative.
+    """
     positive = _product(call, lambda t: t.clamp(min=0))
     bias = bias_of(call)
     # The product of two negative parts is positive; a bias is no product, and its negative part has no share.
-    negative = run(call, lambda t: torch.zeros_like(t) if t is bias else t.clamp(max=0))
-    return _stabilised(call, positive + negative, stabiliser)
+    negative = call.run(lambda t: torch.zeros_like(t) if t is bias else t.clamp(max=0))
+    return _stabilised(call, positive + negative)
 
 
 def _product(call: Call, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    y = run(call, change)
+    """The weighted sum of operands, each mapped by ``change``; what a bias keeps of its relevance is booked."""
+    y: Tensor = call.run(change)
     bias = bias_of(call)
-    if bias is not None:
-        bias = bias if change is None else change(bias)
-        call.book(y, along_channels(call, bias), "bias")
+    if bias is not None and call.reference is None:
+        call.book(y, along_channels(call, bias if change is None else change(bias)), "bias")
     return y
-
-
-def run(call: Call, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """The weighted sum of operands, each mapped by ``change``, of which the graph of a convolution keeps no values."""
-    if call.name not in _CONVOLUTIONS or len(call.carriers) != 1:
-        return call.run(change)
-    # What changes the operands runs before: only the map itself is linear.
-    if change is not None:
-        args, kwargs = map_tensors(change, (call.args, call.kwargs))
-        call = replace(call, args=args, kwargs=kwargs)
-    with shapes_alone():
-        return call.run()
 
 
 def bias_of(call: Call) -> Tensor | None:
@@ -152,8 +181,8 @@ def along_channels(call: Call, bias: Tensor) -> Tensor:
     return bias.reshape(-1, *([1] * spatial)) if spatial else bias
 
 
-def _stabilised(call: Call, d: Tensor, stabiliser: float) -> Tensor:
-    y = call.value()
+def _stabilised(call: Call, d: Tensor) -> Tensor:
+    y, stabiliser = call.value(), call.rules.epsilon
     out = hand_over(y, d, stabiliser)
     with torch.no_grad():
         kept = torch.copysign(d.new_full((), stabiliser), d)

@@ -1,70 +1,64 @@
-"""Normalisation, gates and activations: ``y = a g(a)`` or ``y = a / d(a)``, with ``g`` and ``d`` held fixed."""
+"""Normalisation, gates and activations (Definition 3): ``y = a g(a)`` or ``y = a / d(a)``.
+
+``g`` and ``d`` are held fixed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hilrp.method.autograd import inverse_deviation, linearised, normalise, scale_gradient, secant, through_origin
+from hilrp.method.autograd import finite_ratio, linearised, scale_gradient, standardised
 from hilrp.method.call import Call, Level
-from hilrp.method.reindexing import affine
-from hilrp.method.secant import functions as secant_functions
-from hilrp.util.nested import map_tensors
+from hilrp.method.reindexing import affine, native
+from hilrp.util.replaceable import Replaceable
 
 
 def activation(call: Call) -> Tensor:
     """Elementwise with ``f(0) = 0``: the identity rule, ``R_a = R_y``."""
-    return _secant(call, offset=False)
+    carriers = call.carriers
+    if len(carriers) != 1:
+        return _selection(call)
+    return straight_line(call, carriers[0], call.value())
 
 
 def offset_activation(call: Call) -> Tensor:
     """Elementwise with ``f(0) != 0`` (sigmoid, softplus, exp, clamp): the constant ``f(0)`` keeps its share."""
-    return _secant(call, offset=True)
-
-
-def _secant(call: Call, offset: bool) -> Tensor:
-    carriers = call.carriers
-    if not carriers:
-        return stop(call)
-    if len(carriers) > 1:
-        return _selection(call, carriers)
+    carriers, y = call.carriers, call.value()
+    if len(carriers) != 1:
+        return _selection(call)
     (a,) = carriers
-    y = call.value()
-    if not offset:
-        plain = (y.shape, y.dtype) == (a.shape, a.dtype) and not a.is_complex()
-        return through_origin(a, y, _repeatable(call, a)) if plain else secant(a, y)
     with torch.no_grad():
         # An infinite operand is a mask: there all of y is constant, and the line has no slope.
         at_zero = call.run(lambda t: t.new_zeros(()) if t is a else t)
         origin = torch.where(a.isinf(), y, at_zero)
-    y = secant(a, y, origin)
+    y = straight_line(call, a, y, origin)
     call.book(y, origin, call.kind(call.operands, "activation at zero"))
     return y
 
 
-def _repeatable(call: Call, a: Tensor) -> Callable[[Tensor], Tensor]:
-    """The call as a function of its operand, which holds no graph."""
-    func, place = call.func, object()
-    args, kwargs = map_tensors(lambda t: place if t is a else t, (call.args, call.kwargs))
+@Replaceable
+def straight_line(call: Call, a: Tensor, y: Tensor, origin: Tensor | None = None) -> Tensor:
+    """An elementwise ``y = f(a)`` as the straight line from ``(0, f(0))`` to ``(a, f(a))``, its slope held fixed.
 
-    def again(value: Tensor) -> Tensor:
-        own = [value if arg is place else arg for arg in args]
-        y: Tensor = func(*own, **{name: value if arg is place else arg for name, arg in kwargs.items()})
-        return y
+    ``y = f(0) + a * ((f(a) - f(0)) / a)``. For ``f(0) = 0`` this is the identity rule: all relevance of ``y`` goes to
+    ``a``; otherwise the constant ``f(0)``, the ``origin``, keeps its share.
+    """
+    with torch.no_grad():
+        slope = finite_ratio(y if origin is None else y - origin, a)
+    return linearised(a, y, slope)
 
-    return again
 
-
-def _selection(call: Call, carriers: list[Tensor]) -> Tensor:
+def _selection(call: Call) -> Tensor:
     """Bounds that depend on the input (clamp, maximum) select; what none of them supplied came from a constant."""
     y: Tensor = call.run()
-    with torch.no_grad():
-        supplied = torch.stack([(t == y).expand_as(y) for t in carriers]).any(0)
-    call.book(y, y.detach().masked_fill(supplied, 0), "constant")
+    if call.carriers:
+        with torch.no_grad():
+            supplied = torch.stack([(t == y).expand_as(y) for t in call.carriers]).any(0)
+        call.book(y, y.detach().masked_fill(supplied, 0), "constant")
     return y
 
 
@@ -139,8 +133,8 @@ def divide(call: Call) -> Tensor:
         return stop(call)
     swapped = call.name in ("rdiv", "rtruediv")
     divisor = first if swapped else second
-    if not isinstance(divisor, Tensor) or not call.varies(divisor) or call.rules.unlisted == "raw":
-        return _raw(call)
+    if not isinstance(divisor, Tensor) or not call.varies(divisor):
+        return native(call)
     y: Tensor = call.func(first.detach(), second) if swapped else call.func(first, second.detach())
     return y
 
@@ -150,43 +144,66 @@ def select(call: Call) -> Any:
     return offset_activation(call) if isinstance(call.argument(1, "other"), Tensor) else call.run()
 
 
-def layer_norm(call: Call) -> Tensor:
-    """torch.layer_norm(x, normalized_shape, weight, bias, eps)."""
-    # AttnLRP lists torch's own class; a subclass with a forward of its own escapes its patch.
-    if call.rules.unlisted == "raw" and type(call.module) is not torch.nn.LayerNorm:
-        return _raw(call)
-    x, shape = call.argument(0, "input"), tuple(call.argument(1, "normalized_shape"))
-    weight, bias, eps = call.argument(2, "weight"), call.argument(3, "bias"), call.argument(4, "eps", 1e-5)
-    return _norm(call, x, (-1, math.prod(shape)), weight, bias, True, eps)
+class Norm(NamedTuple):
+    """A normalisation: ``x``, over the last axis of ``x.reshape(groups)``, then times a scale and plus a shift.
+
+    ``centre`` says whether the mean is taken off; without it this is the root-mean-square form.
+    """
+
+    x: Tensor
+    groups: tuple[int, ...]
+    scale: Tensor | None
+    shift: Tensor | None
+    centre: bool
+    eps: float
+
+    @classmethod
+    def of(cls, call: Call) -> Norm:
+        """The normalisation that a call is."""
+        x, second = call.argument(0, "input"), call.argument(1, "normalized_shape")
+        if call.name == "layer_norm":  # (input, normalized_shape, weight, bias, eps)
+            scale, shift, eps = (call.argument(i, n) for i, n in enumerate(("weight", "bias", "eps"), 2))
+            return cls(x, (-1, math.prod(second)), scale, shift, True, 1e-5 if eps is None else eps)
+        if call.name == "rms_norm":  # (input, normalized_shape, weight, eps)
+            eps = call.argument(3, "eps")
+            eps = torch.finfo(x.dtype).eps if eps is None else eps
+            return cls(x, (-1, math.prod(second)), call.argument(2, "weight"), None, False, eps)
+        if call.name == "group_norm":  # (input, num_groups, weight, bias, eps, cudnn_enabled)
+            groups, first, eps = call.argument(1, "num_groups"), 2, call.argument(4, "eps", 1e-5)
+        else:  # instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn)
+            groups, first, eps = x.shape[1], 1, call.argument(7, "eps")
+        scale, shift = (call.argument(first + i, name) for i, name in enumerate(("weight", "bias")))
+        scale, shift = (None if p is None else along_channels(p, x) for p in (scale, shift))
+        return cls(x, (x.shape[0] * groups, -1), scale, shift, True, eps)
 
 
-def rms_norm(call: Call) -> Tensor:
-    """torch.rms_norm(x, normalized_shape, weight, eps)."""
-    if call.rules.unlisted == "raw" and type(call.module) is not torch.nn.RMSNorm:
-        return _raw(call)
-    x, shape = call.argument(0, "input"), tuple(call.argument(1, "normalized_shape"))
-    weight, eps = call.argument(2, "weight"), call.argument(3, "eps")
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _norm(call, x, (-1, math.prod(shape)), weight, None, False, eps)
-
-
-def group_norm(call: Call) -> Tensor:
-    """torch.group_norm(x, groups, weight, bias, eps)."""
-    x, groups = call.argument(0, "input"), call.argument(1, "num_groups")
-    weight, bias, eps = call.argument(2, "weight"), call.argument(3, "bias"), call.argument(4, "eps", 1e-5)
-    if call.rules.unlisted == "raw":
-        return _raw(call)
-    return _norm(call, x, (x.shape[0] * groups, -1), *_affine(weight, bias, x), True, eps)
-
-
-def instance_norm(call: Call) -> Tensor:
-    """torch.instance_norm(x, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn)."""
-    x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
-    if not call.argument(5, "use_input_stats"):
+def normalise(call: Call) -> Tensor:
+    """layer_norm, rms_norm, group_norm, instance_norm: the divisor is held fixed, the mean is a linear map."""
+    if call.name == "instance_norm" and not call.argument(5, "use_input_stats"):
         return affine(call, "norm shift")
-    if call.rules.unlisted == "raw":
-        return _raw(call)
-    return _norm(call, x, (x.shape[0] * x.shape[1], -1), *_affine(weight, bias, x), True, call.argument(7, "eps"))
+    norm = Norm.of(call)
+    if not norm.x.requires_grad:
+        return stop(call)
+    y = with_fixed_divisor(call, norm)
+    if norm.shift is not None:
+        call.book(y, norm.shift.detach(), "norm shift")
+    return y
+
+
+@Replaceable
+def with_fixed_divisor(call: Call, norm: Norm) -> Tensor:
+    """``(x - mean) / std * scale``, in which ``std`` is a number."""
+    grouped = norm.x.reshape(norm.groups)
+    y = grouped - grouped.mean(-1, keepdim=True) if norm.centre else grouped
+    y = (y * inverse_deviation(grouped, norm.centre, norm.eps)).reshape(norm.x.shape)
+    return linearised(y if norm.scale is None else y * norm.scale, call.value())
+
+
+def inverse_deviation(grouped: Tensor, centre: bool, eps: float) -> Tensor:
+    """``1 / std`` over the last axis, or one over the root of the mean square."""
+    with torch.no_grad():
+        wide = grouped if grouped.dtype in (torch.float32, torch.float64) else grouped.float()
+        return standardised(wide, eps)[2] if centre else (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
 def batch_norm(call: Call) -> Tensor:
@@ -196,38 +213,12 @@ def batch_norm(call: Call) -> Tensor:
     slope = (var + call.argument(7, "eps")).rsqrt() * (1 if weight is None else weight)
     shift = -mean * slope if bias is None else bias - mean * slope
     # Not torch's backward: on the CPU it is wrong for a batch of one in some memory layouts (seen in 2.15).
-    y = linearised(x, call.value(), _channels(slope, x))
-    call.book(y, _channels(shift, x), "norm shift")
+    y = linearised(x, call.value(), along_channels(slope, x))
+    if call.reference is None:
+        call.book(y, along_channels(shift, x), "norm shift")
     return y
 
 
-def _norm(
-    call: Call, x: Tensor, groups: tuple[int, ...], scale: Tensor | None, shift: Tensor | None, centre: bool, eps: float
-) -> Tensor:
-    if not x.requires_grad:
-        return stop(call)
-    scale = None if scale is None else scale.detach()
-    if call.reference is not None:
-        return secant_functions.normalise(x, call.before(x), call.value(), groups, scale, centre, eps)
-    if call.name == "layer_norm" and not torch.is_autocast_enabled(x.device.type):
-        # What torch.layer_norm runs, which gives the divisor as well.
-        value, _, inverse = torch.native_layer_norm(x.detach(), call.argument(1, "normalized_shape"), scale, shift, eps)
-    else:
-        value, inverse = call.value(), inverse_deviation(x, groups, centre, eps)
-    y = normalise(x, value, inverse.reshape(-1, 1), groups, scale, centre)
-    if shift is not None:
-        call.book(y, shift.detach(), "norm shift")
-    return y
-
-
-def _raw(call: Call) -> Tensor:
-    y: Tensor = call.run()
-    return y
-
-
-def _channels(parameter: Tensor, x: Tensor) -> Tensor:
+def along_channels(parameter: Tensor, x: Tensor) -> Tensor:
+    """A parameter for each channel, so that it broadcasts against ``x``."""
     return parameter.reshape(-1, *([1] * (x.ndim - 2)))
-
-
-def _affine(weight: Tensor | None, bias: Tensor | None, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    return None if weight is None else _channels(weight, x), None if bias is None else _channels(bias, x)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hilrp.method.autograd import linearised
 from hilrp.method.table import Row
 from hilrp.util.nested import map_tensors, tensors
 
@@ -53,12 +54,24 @@ class FunctionCall:
         return self.output
 
     def again(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function has just returned; it runs again only where a rule asks for other inputs."""
-        given = zip(tensors((args, kwargs)), tensors((self.args, self.kwargs)), strict=True)
-        if all(a is b for a, b in given):
-            return map_tensors(Tensor.detach, self.output)
+        """What the function has just returned.
+
+        It runs again only where a rule asks for other inputs, or for the function's own gradient.
+        """
+        own, value = tensors((args, kwargs)), map_tensors(Tensor.detach, self.output)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in own):
+            with listening(None), torch._C.DisableTorchFunction():
+                return with_values(self.function.apply(*map_tensors(Tensor.clone, args), **kwargs), value)
+        if all(a is b for a, b in zip(own, tensors((self.args, self.kwargs)), strict=True)):
+            return value
         with torch.no_grad(), listening(None), torch._C.DisableTorchFunction():
             return self.function.apply(*map_tensors(Tensor.clone, args), **map_tensors(Tensor.clone, kwargs))
+
+
+def with_values(output: Any, values: Any) -> Any:
+    """What was computed once more with a graph, in the numbers of the first time."""
+    first = dict(zip(map(id, tensors(output)), tensors(values), strict=True))
+    return map_tensors(lambda t: linearised(t, first[id(t)]), output)
 
 
 class Waiting:

@@ -15,15 +15,16 @@ from hilrp.method.call import Level
 from hilrp.method.composite import Surrogate
 from hilrp.method.registered_functions import FUNCTIONS, wrap
 from hilrp.method.sample_axis import aligned, kept
-from hilrp.method.table import TABLE, Primitive, Row, operation_name
+from hilrp.method.table import TABLE, Primitive, Row
+from hilrp.method.torch_calls import operation_name
 from hilrp.util.errors import InputError
 
 #: Rules that `register` knows by name.
 KINDS: dict[str, Row] = {
-    "reindexing": Row(Primitive.REINDEXING, reindexing.native, kept),
-    "activation": Row(Primitive.NORMALISATION, normalisation.offset_activation, aligned),
-    "gate": Row(Primitive.NORMALISATION, normalisation.offset_activation, aligned, Level.GATE),
-    "stop": Row(Primitive.NORMALISATION, normalisation.stop, aligned, Level.GATE),
+    "reindexing": Row(Primitive.REINDEXING, reindexing.native, "affine", kept),
+    "activation": Row(Primitive.NORMALISATION, normalisation.offset_activation, "elementwise", aligned),
+    "gate": Row(Primitive.NORMALISATION, normalisation.offset_activation, "elementwise", aligned, Level.GATE),
+    "stop": Row(Primitive.NORMALISATION, normalisation.stop, "same", aligned, Level.GATE),
 }
 
 #: The rules in force, the latest last.
@@ -104,7 +105,7 @@ def register(
             )
         row = replace(KINDS[rule], users=True)
     elif callable(rule):
-        row = Row(Primitive.LINEAR, Surrogate(rule, unproven=True), kept, users=True)
+        row = Row(Primitive.LINEAR, Surrogate(rule, unproven=True), "", kept, users=True)
     else:
         raise InputError(
             f"hilrp.register: rule={rule!r} is neither a name ({', '.join(KINDS)}) nor a surrogate function."

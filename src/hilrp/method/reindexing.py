@@ -1,4 +1,4 @@
-"""Reindexing, sums and selections: the native backward pass is exact.
+"""Reindexing (Definition 4), sums and selections: the native backward pass is exact.
 
 A map with one source per output copies relevance; a sum, a mean, an interpolation or a Fourier transform is
 linear without constants; a maximum, a relu or a norm is homogeneous of degree one. For all of them
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hilrp.method.autograd import linearised
+from hilrp.method.autograd import linearised, shared
 from hilrp.method.call import Call, Level
-from hilrp.method.secant.functions import shared
 from hilrp.util.nested import tensors
 
 
@@ -67,7 +66,7 @@ def add(call: Call) -> Tensor:
     operands = (call.argument(0, "input"), call.argument(1, "other"))
     if not y.requires_grad or all(map(_carries, operands)):
         return y
-    alpha = call.kwargs.get("alpha", 1)
+    alpha = call.argument(2, "alpha", 1)
     weights = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[call.name]
     constant, weight = (operands[1], weights[1]) if _carries(operands[0]) else (operands[0], weights[0])
     if not isinstance(constant, Tensor):

@@ -14,6 +14,12 @@ from hilrp.models.resolve import ZOO, call_factory, is_factory, library, resolve
 from hilrp.util.errors import InputError, UnavailableError
 
 
+def split_name(name: str) -> tuple[str, str | None]:
+    """A model and its checkpoint, which may follow an @."""
+    model, _, checkpoint = name.partition("@")
+    return model, checkpoint or None
+
+
 def load(
     name: str,
     checkpoint: str | Path | None = None,

@@ -32,17 +32,25 @@ from hilrp.jobs.bench.report import (
 from hilrp.jobs.bench.summary import Table, tables
 from hilrp.pages.parts import image, page
 
-#: Of tables and maps.
+#: The style of tables and maps.
 STYLE = """
-table.grid { font-size: 13.5px; } table.grid th, table.grid td { padding: 3px 10px; text-align: right; white-space: nowrap; }
-table.grid td:first-child, table.grid th:first-child { text-align: left; position: sticky; left: 0; background: inherit; } table.grid tr { background: #fff; }
+table.grid { font-size: 13.5px; }
+table.grid th, table.grid td { padding: 3px 10px; text-align: right; white-space: nowrap; }
+table.grid td:first-child, table.grid th:first-child {
+  text-align: left; position: sticky; left: 0; background: inherit;
+}
+table.grid tr { background: #fff; }
 table.grid .ci { color: var(--soft); font-size: 11px; display: block; }
-table.grid .best { font-weight: 700; } table.grid .worst { text-decoration: underline; text-decoration-color: #c00020; text-underline-offset: 3px; }
-table.grid tr.control td { color: var(--soft); background: #f3f5f7; } table.grid tr.ours td:first-child { font-weight: 700; }
-.card { overflow-x: auto; } .maps img { width: 84px; max-width: none; border-radius: 5px; } .maps td, .maps th { padding: 2px 3px; text-align: center; font-size: 12px; }
+table.grid .best { font-weight: 700; }
+table.grid .worst { text-decoration: underline; text-decoration-color: #c00020; text-underline-offset: 3px; }
+table.grid tr.control td { color: var(--soft); background: #f3f5f7; }
+table.grid tr.ours td:first-child { font-weight: 700; }
+.card { overflow-x: auto; }
+.maps img { width: 84px; max-width: none; border-radius: 5px; }
+.maps td, .maps th { padding: 2px 3px; text-align: center; font-size: 12px; }
 .maps th { max-width: 84px; } .maps td:first-child { text-align: left; white-space: nowrap; padding-right: 10px; }
 """
-#: Of the lines of a figure, one for each model.
+#: The colours of the lines of a figure, one for each model.
 _COLOURS = [colormaps["tab20"](i) for i in (*range(0, 20, 2), *range(1, 20, 2))]
 
 

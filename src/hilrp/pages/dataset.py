@@ -15,19 +15,22 @@ from hilrp.jobs.run.items import Reader, arrow
 from hilrp.jobs.run.results import Results
 from hilrp.jobs.run.rows import whole_map
 from hilrp.jobs.run.summary import ENOUGH, Class, Group, Shown
-from hilrp.jobs.run.worker import split_name
 from hilrp.models.images import read
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.models.loading import load
+from hilrp.models.loading import load, split_name
 from hilrp.pages.parts import badge, image, meanings, page
 from hilrp.util.errors import HilrpError
 
 _SIDE = 132
 _STYLE = """
-.row { display: flex; flex-wrap: wrap; gap: 14px; } .shown { width: 150px; font-size: 12.5px; line-height: 1.35; overflow-wrap: anywhere; } .shown img { border-radius: 7px; border: 1px solid var(--line); margin-bottom: 3px; }
+.row { display: flex; flex-wrap: wrap; gap: 14px; }
+.shown { width: 150px; font-size: 12.5px; line-height: 1.35; overflow-wrap: anywhere; }
+.shown img { border-radius: 7px; border: 1px solid var(--line); margin-bottom: 3px; }
 .suspect { border-left: 4px solid #c00020; } .suspect .row { margin-top: 8px; }
-.stack { display: flex; height: 20px; border-radius: 6px; overflow: hidden; max-width: 760px; background: #eef0f3; } .stack span { display: block; }
-table.classes td, table.classes th { padding: 4px 14px 4px 0; font-variant-numeric: tabular-nums; } table.classes img { border-radius: 5px; }
+.stack { display: flex; height: 20px; border-radius: 6px; overflow: hidden; max-width: 760px; background: #eef0f3; }
+.stack span { display: block; }
+table.classes td, table.classes th { padding: 4px 14px 4px 0; font-variant-numeric: tabular-nums; }
+table.classes img { border-radius: 5px; }
 """
 #: At most this many classes are listed.
 _CLASSES = 60
@@ -75,10 +78,18 @@ def _suspicion(groups: Sequence[Group], thumbnails: _Thumbnails) -> str:
         for group in groups
     )
     if not any(group.judged for group in groups):
-        return f"<h2>Suspected shortcuts</h2><p><b>Not judged:</b> no class has {ENOUGH} images that could be explained.</p>{judged}"
-    if not cards:
-        return f"<h2>Suspected shortcuts</h2><p>None: of the classes that are judged, none has its evidence in the same place of most images, or mostly outside its objects.</p>{judged}"
-    return f"<h2>Suspected shortcuts</h2><p>Classes that seem to rest on something else than their object. Look at the images before you believe it, or before you trust the model.</p>{judged}{''.join(cards)}"
+        said = f"<b>Not judged:</b> no class has {ENOUGH} images that could be explained."
+    elif not cards:
+        said = (
+            "None: of the classes that are judged, none has its evidence in the same place of most images, or mostly "
+            "outside its objects."
+        )
+    else:
+        said = (
+            "Classes that seem to rest on something else than their object. Look at the images before you believe it, "
+            "or before you trust the model."
+        )
+    return f"<h2>Suspected shortcuts</h2><p>{said}</p>{judged}{''.join(cards)}"
 
 
 def _sentence(text: str) -> str:
@@ -107,7 +118,8 @@ def _verdicts(group: Group) -> str:
     total = sum(group.verdicts.values())
     known = [v for v in Verdict if group.verdicts[v]]
     bars = "".join(
-        f'<span style="width:{100 * group.verdicts[v] / total:.2f}%;background:{v.colour};opacity:{0.6 if v is Verdict.INFLATED else 1}" title="{v}"></span>'
+        f'<span style="width:{100 * group.verdicts[v] / total:.2f}%;background:{v.colour};'
+        f'opacity:{0.6 if v is Verdict.INFLATED else 1}" title="{v}"></span>'
         for v in known
     )
     words = " ".join(f"{badge(v)} {group.verdicts[v]} ({group.verdicts[v] / total:.1%})" for v in known)
@@ -115,7 +127,7 @@ def _verdicts(group: Group) -> str:
 
 
 def _classes(group: Group) -> str:
-    """Those with the least evidence in their objects first; without truth, the most frequent."""
+    """The table of classes: the least evidence in their objects first; without truth, the most frequent first."""
 
     def order(each: Class) -> tuple[float, int]:
         return (np.inf if each.excess is None else each.excess, -each.count)
@@ -126,11 +138,19 @@ def _classes(group: Group) -> str:
         right = f"{each.right / each.labelled:.0%}" if each.labelled else "–"
         covered = f"{each.area / each.known:.0%}" if each.known else "–"
         rows.append(
-            f"<tr><td>{_heat(each, 56)}</td><td>{escape(each.name)}</td><td>{each.count}</td><td>{right}</td><td>{on_object}</td><td>{covered}</td></tr>"
+            f"<tr><td>{_heat(each, 56)}</td><td>{escape(each.name)}</td><td>{each.count}</td>"
+            f"<td>{right}</td><td>{on_object}</td><td>{covered}</td></tr>"
         )
     more = f"<p>{len(group.classes) - _CLASSES} more.</p>" if len(group.classes) > _CLASSES else ""
-    head = "<tr><th>mean map</th><th>explained class</th><th>images</th><th>prediction right</th><th>evidence on the object</th><th>picture covered by it</th></tr>"
-    return f'<h3>Classes</h3><p class="soft">Those whose objects hold the least evidence, relative to the part of the picture that they cover, first. Mean map: where the evidence for the class lies, over all its images.</p><table class="classes">{head}{"".join(rows)}</table>{more}'
+    head = (
+        "<tr><th>mean map</th><th>explained class</th><th>images</th><th>prediction right</th>"
+        "<th>evidence on the object</th><th>picture covered by it</th></tr>"
+    )
+    return (
+        '<h3>Classes</h3><p class="soft">Those whose objects hold the least evidence, relative to the part of the '
+        "picture that they cover, first. Mean map: where the evidence for the class lies, over all its images.</p>"
+        f'<table class="classes">{head}{"".join(rows)}</table>{more}'
+    )
 
 
 def _heat(each: Class, side: int = _SIDE) -> str:
@@ -153,7 +173,10 @@ class _Thumbnails:
     def card(self, group: Group, each: Shown) -> str:
         """An image, what it is explained as, and why it is shown."""
         said = f"<br>{escape(each.said)}" if each.said else ""
-        return f'<div class="shown">{self._picture(group, each)}<b>{escape(each.target)}</b><br><span class="soft">{escape(each.id)}</span>{said}</div>'
+        return (
+            f'<div class="shown">{self._picture(group, each)}<b>{escape(each.target)}</b><br>'
+            f'<span class="soft">{escape(each.id)}</span>{said}</div>'
+        )
 
     def _picture(self, group: Group, each: Shown) -> str:
         try:

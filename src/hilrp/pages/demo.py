@@ -32,7 +32,11 @@ _STYLE = """
 .gap { padding-left: 18px !important; }
 .yes { color: #1a7f37; } .no { color: #c00020; }
 .legend { text-align: left; font-weight: 400; max-width: 400px; white-space: normal; }
-.legend .scale { height: 12px; border-radius: 6px; background: linear-gradient(90deg, #00004d, #0000ff, #ffffff, #ff0000, #800000); border: 1px solid var(--line); }
+.legend .scale {
+  height: 12px; border-radius: 6px;
+  background: linear-gradient(90deg, #00004d, #0000ff, #ffffff, #ff0000, #800000);
+  border: 1px solid var(--line);
+}
 .legend .ends { display: flex; justify-content: space-between; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 5px; }
 .bar { display: flex; width: 260px; height: 14px; border-radius: 4px; overflow: hidden; background: #eef0f3; }
@@ -48,17 +52,26 @@ def demo_page(families: Sequence[Family], questions: Sequence[Question], control
     count = len(families[0].hits)
     verdicts = {v for family in families for v in family.shown.verdicts}
     intro = """<h1>Twelve architectures, one question: what in the picture speaks for this class?</h1>
-<p>Each row is a model of another family, trained on scenes like these and explained from one forward and one backward pass. Each scene
-is explained for two of its objects, and the relevance has to move from one to the other.</p>"""
-    legend = f"""<div class="legend"><div class="scale"></div><div class="ends"><span>against the class</span><span>for it</span></div>
-<p>The white line is the true object. <b class="yes">✓</b>: the most relevant pixel lies on it. The number is the score, the logit of the class.</p>
-<p>The figures below are measured on {count} objects of other scenes. An object covers {control.area:.0%} of a picture; a bell over the
-middle, which looks at no model, points to {control.pointing:.0%} of them and has {control.inside:.0%} of its mass on them.</p></div>"""
+<p>Each row is a model of another family, trained on scenes like these and explained from one forward and one backward
+pass. Each scene is explained for two of its objects, and the relevance has to move from one to the other.</p>"""
+    legend = f"""<div class="legend"><div class="scale"></div>
+<div class="ends"><span>against the class</span><span>for it</span></div>
+<p>The white line is the true object. <b class="yes">✓</b>: the most relevant pixel lies on it. The number is the score,
+the logit of the class.</p>
+<p>The figures below are measured on {count} objects of other scenes. An object covers {control.area:.0%} of a picture;
+a bell over the middle, which looks at no model, points to {control.pointing:.0%} of them and has
+{control.inside:.0%} of its mass on them.</p></div>"""
     head = "".join(_scene(questions[i : i + 2]) for i in range(0, len(questions), 2))
     labels = "".join(f'<th class="{"gap" if i % 2 == 0 else ""}">{_label(q)}</th>' for i, q in enumerate(questions))
-    figures = "<th class='gap'>pixels'<br>share</th><th>books'<br>residual</th><th>pointing</th><th>relevance<br>on object</th><th>verdict</th>"
+    figures = (
+        "<th class='gap'>pixels'<br>share</th><th>books'<br>residual</th><th>pointing</th>"
+        "<th>relevance<br>on object</th><th>verdict</th>"
+    )
     rows = "".join(_row(family, questions) for family in families)
-    wall = f'<div class="card wall"><table><tr><th></th>{head}<th colspan="5" class="gap">{legend}</th></tr><tr><th></th>{labels}{figures}</tr>{rows}</table></div>'
+    wall = (
+        f'<div class="card wall"><table><tr><th></th>{head}<th colspan="5" class="gap">{legend}</th></tr>'
+        f"<tr><th></th>{labels}{figures}</tr>{rows}</table></div>"
+    )
     stages = "".join(_stages(family) for family in families)
     return page(
         "HiLRP: twelve architectures explained",
@@ -76,7 +89,8 @@ middle, which looks at no model, points to {control.pointing:.0%} of them and ha
 
 def _scene(pair: Sequence[Question]) -> str:
     scene = pair[0].scene
-    return f'<th class="scene gap" colspan="2">{image(_enlarged(scene.image / 255), scene.caption, lossless=True)}{escape(scene.caption)}</th>'
+    picture = image(_enlarged(scene.image / 255), scene.caption, lossless=True)
+    return f'<th class="scene gap" colspan="2">{picture}{escape(scene.caption)}</th>'
 
 
 def _label(question: Question) -> str:
@@ -90,7 +104,9 @@ def _row(family: Family, questions: Sequence[Question]) -> str:
     low, high = np.quantile(family.share, [0.1, 0.9])
     verdicts = "<br>".join(badge(verdict) for verdict in Verdict if verdict in found.verdicts)
     return (
-        f'<tr><td class="name"><b>{escape(family.title)}</b><br><span class="small">zoo/{escape(str(family.card["name"]))}<br>{family.card["parameters"] / 1e6:.1f} M, '  # type: ignore[operator]
+        f'<tr><td class="name"><b>{escape(family.title)}</b><br>'
+        f'<span class="small">zoo/{escape(str(family.card["name"]))}<br>'
+        f"{family.card['parameters'] / 1e6:.1f} M, "  # type: ignore[operator]
         f"mAP {family.card['mean_average_precision']:.4f}</span></td>{cells}"
         f'<td class="figure gap">{np.median(family.share):.2f}<br><span class="small">{low:.2f} – '
         f'{high:.2f}</span></td><td class="figure">{max(family.residual):.0e}</td><td '
@@ -127,7 +143,10 @@ def _stages(family: Family) -> str:
     cells = ["<td></td>"] * (STAGES - len(cells)) + cells
     pixels = Image.fromarray((255 * coloured(found.map[0].numpy())).astype(np.uint8))
     cells.append(f'<td>{image(pixels, "the pixels", lossless=True)}<span class="small">pixels · 128 x 128</span></td>')
-    return f'<tr><td class="name"><b>{escape(family.title)}</b></td>{"".join(cells)}<td class="gap">{_books(found)}</td></tr>'
+    return (
+        f'<tr><td class="name"><b>{escape(family.title)}</b></td>{"".join(cells)}'
+        f'<td class="gap">{_books(found)}</td></tr>'
+    )
 
 
 def _books(found: Explanation) -> str:
@@ -141,7 +160,8 @@ def _books(found: Explanation) -> str:
         for name, value in parts
     )
     words = " ".join(f"{'+' if value >= 0 else '−'} {abs(value):.2f} {escape(name)}" for name, value in parts)
-    return f'<div class="bar">{bars}</div><span class="small">{float(ledger.score[0]):.2f} = {words.removeprefix("+ ")}</span>'
+    equation = f"{float(ledger.score[0]):.2f} = {words.removeprefix('+ ')}"
+    return f'<div class="bar">{bars}</div><span class="small">{equation}</span>'
 
 
 def _enlarged(picture: np.ndarray, mask: Mask | None = None) -> Image.Image:

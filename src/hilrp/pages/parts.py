@@ -16,15 +16,24 @@ if TYPE_CHECKING:
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #59636e; --line: #d9dee4; --ground: #f6f7f9; --card: #ffffff; }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+body {
+  margin: 0; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+}
 main { max-width: 1480px; margin: 0 auto; padding: 36px 28px 64px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.02em; }
 h2 { font-size: 19px; margin: 34px 0 10px; }
 p { max-width: 78ch; margin: 6px 0; }
 .soft { color: var(--soft); }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 16px 18px; margin: 14px 0; }
+.card {
+  background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 16px 18px;
+  margin: 14px 0;
+}
 .number { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.badge { display: inline-block; border-radius: 999px; padding: 1px 10px; color: #fff; font-size: 12.5px; font-weight: 600; white-space: nowrap; }
+.badge {
+  display: inline-block; border-radius: 999px; padding: 1px 10px; color: #fff; font-size: 12.5px;
+  font-weight: 600; white-space: nowrap;
+}
 table { border-collapse: collapse; }
 th, td { text-align: left; padding: 5px 12px 5px 0; vertical-align: middle; }
 th { font-weight: 600; color: var(--soft); font-size: 13px; }
@@ -60,7 +69,8 @@ def image(picture: Image.Image, text: str, **options: Any) -> str:
 
 def badge(verdict: Verdict) -> str:
     """A verdict; hovering over it tells what it means."""
-    return f'<span class="badge" style="background:{verdict.colour}" title="{escape(verdict.meaning, quote=True)}">{verdict}</span>'
+    title = escape(verdict.meaning, quote=True)
+    return f'<span class="badge" style="background:{verdict.colour}" title="{title}">{verdict}</span>'
 
 
 def meanings(verdicts: Iterable[Verdict]) -> str:

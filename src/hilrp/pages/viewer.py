@@ -30,13 +30,30 @@ h1 { font-size: 20px; overflow-wrap: anywhere; } h2 { margin: 26px 0 6px; font-s
 #view { width: 100%; display: block; cursor: crosshair; touch-action: pinch-zoom; }
 .legend { height: 12px; border-radius: 6px; border: 1px solid var(--line); margin-top: 8px; }
 .ends { display: flex; justify-content: space-between; font-size: 13px; color: var(--soft); }
-.controls { display: grid; grid-template-columns: auto 1fr auto; gap: 6px 10px; align-items: center; font-size: 14px; margin: 10px 0; }
-.controls input[type=range] { width: 100%; accent-color: #1f6feb; } .controls .all { grid-column: 1 / 4; } .controls .unit { min-width: 62px; text-align: right; color: var(--soft); }
+.controls {
+  display: grid; grid-template-columns: auto 1fr auto; gap: 6px 10px; align-items: center; font-size: 14px;
+  margin: 10px 0;
+}
+.controls input[type=range] { width: 100%; accent-color: #1f6feb; }
+.controls .all { grid-column: 1 / 4; }
+.controls .unit { min-width: 62px; text-align: right; color: var(--soft); }
 .checks { display: flex; flex-wrap: wrap; gap: 4px 16px; } label { white-space: nowrap; }
-#region { min-height: 4.5em; background: var(--ground); border-radius: 8px; padding: 8px 12px; } #pixel { font-variant-numeric: tabular-nums; color: var(--soft); font-size: 13.5px; }
-button { font: inherit; font-size: 13.5px; border: 1px solid var(--line); background: #fff; border-radius: 7px; padding: 4px 11px; cursor: pointer; } button:hover { background: var(--ground); }
-.stages { display: flex; flex-wrap: wrap; gap: 14px; } .stages div { width: 128px; font-size: 13px; overflow-wrap: anywhere; } canvas.stage { width: 128px; image-rendering: pixelated; border: 1px solid var(--line); border-radius: 6px; display: block; margin-bottom: 4px; }
-.note { color: #7a4e00; } .scroll { overflow-x: auto; } svg { max-width: 100%; min-width: 520px; height: auto; display: block; }
+#region { min-height: 4.5em; background: var(--ground); border-radius: 8px; padding: 8px 12px; }
+#pixel { font-variant-numeric: tabular-nums; color: var(--soft); font-size: 13.5px; }
+button {
+  font: inherit; font-size: 13.5px; border: 1px solid var(--line); background: #fff; border-radius: 7px;
+  padding: 4px 11px; cursor: pointer;
+}
+button:hover { background: var(--ground); }
+.stages { display: flex; flex-wrap: wrap; gap: 14px; }
+.stages div { width: 128px; font-size: 13px; overflow-wrap: anywhere; }
+canvas.stage {
+  width: 128px; image-rendering: pixelated; border: 1px solid var(--line); border-radius: 6px; display: block;
+  margin-bottom: 4px;
+}
+.note { color: #7a4e00; }
+.scroll { overflow-x: auto; }
+svg { max-width: 100%; min-width: 520px; height: auto; display: block; }
 pre { background: var(--ground); border-radius: 8px; padding: 10px 14px; overflow-x: auto; font-size: 12.5px; }
 @media (max-width: 560px) { main { padding: 10px; } }
 """
@@ -93,22 +110,34 @@ def viewer_page(
         if outline is not None
         else ""
     )
-    body = f"""<h1>{escape(title)}</h1><p class="soft">{escape(about)}</p>{"".join(f'<p class="note">Note: {escape(note)}.</p>' for note in notes)}
-<div class="two"><div class="left"><canvas id="view" role="img" aria-label="{escape(title, quote=True)}: relevance on the picture"></canvas>
-<div class="legend" style="background: linear-gradient(90deg, {_gradient()})"></div><div class="ends"><span>against <span id="low"></span></span><span>0</span><span><span id="high"></span> for</span></div>
+    noted = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in notes)
+    label = f"{escape(title, quote=True)}: relevance on the picture"
+    script = (files("hilrp.pages") / "viewer.js").read_text()
+    body = f"""<h1>{escape(title)}</h1><p class="soft">{escape(about)}</p>{noted}
+<div class="two"><div class="left"><canvas id="view" role="img" aria-label="{label}"></canvas>
+<div class="legend" style="background: linear-gradient(90deg, {_gradient()})"></div>
+<div class="ends"><span>against <span id="low"></span></span><span>0</span>
+<span><span id="high"></span> for</span></div>
 <div class="ends"><span>Relevance per pixel. The strongest half per cent saturates.</span></div></div>
 <div class="right">{_verdict(explanation)}
-<div class="controls"><label for="opacity">Opacity</label><input type="range" id="opacity" min="0" max="100" value="90"><span class="unit"></span>
-<label for="smoothing">Smoothing</label><input type="range" id="smoothing" min="0" max="{max(4, width // 12)}" value="{max(1, width // 48)}"><span class="unit" id="radius"></span>
+<div class="controls">
+<label for="opacity">Opacity</label>
+<input type="range" id="opacity" min="0" max="100" value="90"><span class="unit"></span>
+<label for="smoothing">Smoothing</label>
+<input type="range" id="smoothing" min="0" max="{max(4, width // 12)}" value="{max(1, width // 48)}">
+<span class="unit" id="radius"></span>
 <span class="all soft">Smoothing changes what you see and nothing else: all numbers are those of the map itself.</span>
-<div class="all checks"><label><input type="checkbox" id="positive" checked> evidence for</label><label><input type="checkbox" id="negative" checked> evidence against</label>
+<div class="all checks">
+<label><input type="checkbox" id="positive" checked> evidence for</label>
+<label><input type="checkbox" id="negative" checked> evidence against</label>
 <label><input type="checkbox" id="coloured"> picture in colour</label>{checks}</div></div>
 <div id="region" aria-live="polite"></div><div id="pixel">&nbsp;</div>
-<p><button id="save" type="button">Save this view</button> <button id="ask" type="button" hidden>Explain this region</button></p></div></div>
+<p><button id="save" type="button">Save this view</button>
+<button id="ask" type="button" hidden>Explain this region</button></p></div></div>
 {_stages(explanation, names)}
 <h2>Where the score went</h2><div class="scroll">{waterfall(explanation)}</div>{_notes(explanation)}
 {f"<h2>The same in Python</h2><pre>{escape(code)}</pre>" if code else ""}
-<script type="application/json" id="data">{_safe(data)}</script><script>{(files("hilrp.pages") / "viewer.js").read_text()}</script>"""
+<script type="application/json" id="data">{_safe(data)}</script><script>{script}</script>"""
     return page(title, body, _STYLE)
 
 
@@ -131,7 +160,8 @@ def _safe(data: dict[str, Any]) -> str:
 
 
 def _gradient() -> str:
-    return ", ".join(f"rgb({', '.join(str(round(255 * v)) for v in colormaps[COLOURS](t)[:3])})" for t in (0, 0.25, 0.5, 0.75, 1.0))  # fmt: skip
+    stops = [[round(255 * v) for v in colormaps[COLOURS](t)[:3]] for t in (0, 0.25, 0.5, 0.75, 1.0)]
+    return ", ".join(f"rgb({', '.join(map(str, stop))})" for stop in stops)
 
 
 def _verdict(explanation: Explanation) -> str:
@@ -139,7 +169,10 @@ def _verdict(explanation: Explanation) -> str:
     if explanation.reference is None:
         parts = [f"{name} hold {float(value[0] / ledger.score[0]):.1%}" for name, value in ledger.arrived.items()]
         kept = float(ledger.constants[0] / ledger.score[0])
-        figures = f"Of the score {float(ledger.score[0]):.3f} the {' and the '.join(parts)}; constants of the model keep {kept:.1%}."
+        figures = (
+            f"Of the score {float(ledger.score[0]):.3f} the {' and the '.join(parts)}; "
+            f"constants of the model keep {kept:.1%}."
+        )
     else:
         before = float(ledger.score[0] - ledger.explained[0])
         figures = (

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hilrp.attribution.plotting import blend
 from hilrp.jobs.bench.report import short
-from hilrp.jobs.bench.views import FIGURES, METHODS, OBJECTIVES, Found, Seen, agreements, rows_of
+from hilrp.jobs.bench.views import FIGURES, METHODS, OBJECTIVES, MethodMaps, ModelInputs, agreements, rows_of
 from hilrp.pages.bench import STYLE, table
 from hilrp.pages.parts import image, page
 
@@ -17,7 +17,7 @@ from hilrp.pages.parts import image, page
 _SHOWN = 4
 
 
-def views_page(found: list[Found], pictures: dict[str, Seen], title: str, said: str) -> str:
+def views_page(found: list[MethodMaps], pictures: dict[str, ModelInputs], title: str, said: str) -> str:
     """The whole page."""
     trained = "; ".join(f"{short(name)}: {OBJECTIVES[name]}" for name in pictures if name in OBJECTIVES)
     parts = [
@@ -41,7 +41,7 @@ def views_page(found: list[Found], pictures: dict[str, Seen], title: str, said: 
     return page(title, "\n".join(parts), STYLE)
 
 
-def _maps(found: list[Found], pictures: dict[str, Seen]) -> list[str]:
+def _maps(found: list[MethodMaps], pictures: dict[str, ModelInputs]) -> list[str]:
     known = {(f.model, f.method): f for f in found}
     names = [name for name in METHODS if any(f.method == name and name != "uniform" for f in found)]
     cards = []

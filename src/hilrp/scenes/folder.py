@@ -35,14 +35,13 @@ def write(scenes: Scenes, folder: Path) -> list[dict[str, Any]]:
                     "caption": scene.caption,
                 }
             )
-    text = json.dumps(index, indent=1)
-    write_whole(folder / "index.json", lambda file: file.write(text.encode()))
+    write_whole(folder / "index.json", json.dumps(index, indent=1))
     return index
 
 
 def _save(picture: Any, folder: Path, name: str) -> str:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / name, lambda file: Image.fromarray(picture).save(file, "PNG"))
+    # A seed draws it again: it needs not outlast a power cut.
+    write_whole(folder / name, lambda file: Image.fromarray(picture).save(file, "PNG"), durable=False)
     return name
 
 

@@ -10,7 +10,15 @@ import torch
 
 #: What torch says of memory where it has no error of its own for it: on processors, on Apple's GPUs, in libraries that
 #: it calls (the last two are oneDNN's words).
-_SAID = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "ALLOC_FAILED", "could not create a primitive", "could not create a memory")  # fmt: skip
+_SAID = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "ALLOC_FAILED",
+    "could not create a primitive",
+    "could not create a memory",
+)
 
 _Made = TypeVar("_Made")
 

@@ -90,7 +90,8 @@ def concatenated(trees: Sequence[Any], sizes: Sequence[int]) -> Any:
     What is the same for all samples is taken from the first.
 
     Example:
-        >>> concatenated([{"logits": torch.ones(2, 3), "scale": 2}, {"logits": torch.zeros(1, 3), "scale": 2}], [2, 1])["logits"].shape
+        >>> parts = [{"logits": torch.ones(2, 3), "scale": 2}, {"logits": torch.zeros(1, 3), "scale": 2}]
+        >>> concatenated(parts, [2, 1])["logits"].shape
         torch.Size([3, 3])
     """
     first = trees[0]

@@ -33,7 +33,7 @@ class CyclicAttention(nn.Module):
         self.norm, self.qkv, self.proj = nn.LayerNorm(DIM), nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
 
     def forward(self, x: Tensor) -> Tensor:
-        """With a residual."""
+        """Attention, with a residual connection around it."""
         window = self.window or x.shape[1]
         y = self.norm(x).roll((-self.shift, -self.shift), (1, 2))
         cut = y.unflatten(2, (-1, window)).unflatten(1, (-1, window)).transpose(2, 3)

@@ -64,13 +64,33 @@ def _neighbourhood() -> Block:
 #: The paper's thirteen, in its order.
 MECHANISMS = (
     Mechanism("self / multi-head (ViT)", (SelfAttention,), ("timm/vit_tiny_patch16_224",)),
-    Mechanism("windowed / shifted (Swin)", (_windowed,), ("timm/swin_tiny_patch4_window7_224",), "with Swin's mask and relative positions"),
+    Mechanism(
+        "windowed / shifted (Swin)",
+        (_windowed,),
+        ("timm/swin_tiny_patch4_window7_224",),
+        "with Swin's mask and relative positions",
+    ),
     Mechanism("spatial-reduction (PVT)", (SpatialReduction,), ("timm/pvt_v2_b0",)),
-    Mechanism("linear (EfficientViT)", (LinearAttention,), ("timm/efficientvit_b0",), "relu features and denominator held fixed"),
-    Mechanism("separable (MobileViT)", (SeparableAttention,), ("timm/mobilevitv2_050",), "the keys carry, relu values and scores are held fixed; GroupNorm included; splitting and expanding are counted as reindexing"),
-    Mechanism("multi-axis (MaxViT)", (_multi_axis,), ("timm/maxvit_rmlp_pico_rw_256",), "a window block and a grid block"),
+    Mechanism(
+        "linear (EfficientViT)",
+        (LinearAttention,),
+        ("timm/efficientvit_b0",),
+        "relu features and denominator held fixed",
+    ),
+    Mechanism(
+        "separable (MobileViT)",
+        (SeparableAttention,),
+        ("timm/mobilevitv2_050",),
+        "the keys carry, relu values and scores are held fixed; GroupNorm included; "
+        "splitting and expanding are counted as reindexing",
+    ),
+    Mechanism(
+        "multi-axis (MaxViT)", (_multi_axis,), ("timm/maxvit_rmlp_pico_rw_256",), "a window block and a grid block"
+    ),
     Mechanism("cross-attention (CrossViT)", (CrossAttention,), ("timm/crossvit_tiny_240",), "two input streams"),
-    Mechanism("cross-modal (CLIP)", (CrossModal,), ("transformers/clip",), "cosines to fixed captions, norms held fixed"),
+    Mechanism(
+        "cross-modal (CLIP)", (CrossModal,), ("transformers/clip",), "cosines to fixed captions, norms held fixed"
+    ),
     Mechanism("co-attention (bi-modal)", (CoAttention,), ("transformers/lxmert",), "two input streams"),
     Mechanism(
         "channel / coordinate (SE)",
@@ -78,15 +98,25 @@ MECHANISMS = (
         ("timm/mobilenetv3_small_050", "timm/resnet10t with coordinate attention"),
         "torch's product with a gate is counted as bilinear, concatenation and splitting as reindexing",
     ),
-    Mechanism("dilated / sparse (NAT)", (_neighbourhood,), ("timm/halonet26t", "timm/volo_d1_224"), "neighbourhoods with dilation 1 and 2"),
-    Mechanism("deformable (Def-DETR)", (DeformableAttention,), ("transformers/deformable_detr",), "two maps, offsets and weights predicted from the input, held fixed"),
+    Mechanism(
+        "dilated / sparse (NAT)",
+        (_neighbourhood,),
+        ("timm/halonet26t", "timm/volo_d1_224"),
+        "neighbourhoods with dilation 1 and 2",
+    ),
+    Mechanism(
+        "deformable (Def-DETR)",
+        (DeformableAttention,),
+        ("transformers/deformable_detr",),
+        "two maps, offsets and weights predicted from the input, held fixed",
+    ),
     Mechanism(
         "grouped-query, RoPE",
         (GroupedQuery,),
         ("timm/vit_base_patch16_sapiens2, small",),
         "rotary positions turn queries and keys, hence the held-fixed weights; SwiGLU shares evenly",
     ),
-)  # fmt: skip
+)
 
 
 def randomised(block: Module, seed: int) -> Module:

@@ -103,18 +103,28 @@ def _crossvit(classes: int) -> nn.Module:
     from timm.models.crossvit import CrossVit
 
     return CrossVit(
-        img_scale=(1.0, 1.0), patch_size=(8, 16), embed_dim=(96, 128), depth=((1, 2, 0), (1, 2, 0)), num_heads=(4, 4), mlp_ratio=(3, 3, 1),
-        img_size=SIZE, num_classes=classes,
-    )  # fmt: skip
+        img_scale=(1.0, 1.0),
+        patch_size=(8, 16),
+        embed_dim=(96, 128),
+        depth=((1, 2, 0), (1, 2, 0)),
+        num_heads=(4, 4),
+        mlp_ratio=(3, 3, 1),
+        img_size=SIZE,
+        num_classes=classes,
+    )
 
 
 def _tinyvit(classes: int) -> nn.Module:
     from timm.models.tiny_vit import TinyVit
 
     return TinyVit(
-        embed_dims=(32, 48, 96, 128), depths=(1, 2, 4, 2), num_heads=(1, 3, 6, 8), window_sizes=(4, 4, 4, 4), drop_path_rate=0.0,
+        embed_dims=(32, 48, 96, 128),
+        depths=(1, 2, 4, 2),
+        num_heads=(1, 3, 6, 8),
+        window_sizes=(4, 4, 4, 4),
+        drop_path_rate=0.0,
         num_classes=classes,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,7 @@ class Pyramid(nn.Module):
         self.finest = finest
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """From fine to coarse."""
+        """The feature maps, from fine to coarse."""
         maps: list[Tensor] = self.net.forward_intermediates(
             x, indices=list(range(self.finest, 5)), intermediates_only=True
         )

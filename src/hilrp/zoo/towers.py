@@ -12,7 +12,10 @@ from hilrp.scenes.objects import COLOURS, SHAPES, TEXTURES
 from hilrp.util.errors import InputError
 
 #: All words of captions; the first stands for none.
-WORDS = ("", "a", *(t for t in TEXTURES if t != "plain"), *COLOURS, *SHAPES, "above", "below", "left", "right", "of", ",", "with", "and")  # fmt: skip
+WORDS = (
+    "", "a", *(t for t in TEXTURES if t != "plain"), *COLOURS, *SHAPES,
+    "above", "below", "left", "right", "of", ",", "with", "and",
+)  # fmt: skip
 #: Words of the longest caption: four objects with their textures.
 LENGTH = 24
 

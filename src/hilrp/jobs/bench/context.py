@@ -5,12 +5,10 @@ Its inputs, and what doesn't depend on the method, computed once and kept on dis
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,8 +17,8 @@ from hilrp.jobs.bench.data import Inputs
 from hilrp.jobs.bench.methods.perturbation import grid
 from hilrp.jobs.bench.metrics.faithfulness import Subsets, subset_drops
 from hilrp.jobs.bench.metrics.shapley import shapley_values
+from hilrp.jobs.store import Arrays, computed_once
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.util.atomic_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,6 @@ class Context:
     effort: Effort
     folder: Path
     randomised: dict[str, nn.Module] = field(default_factory=dict)
-    _kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _segments: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -125,16 +122,17 @@ class Context:
         """What the score of the first images loses without each of some random subsets of pixels."""
         x, labels, baseline = self.changed
 
-        def make() -> dict[str, np.ndarray]:
+        def make() -> Arrays:
             return {"drops": subset_drops(self.loaded.model, x, labels, baseline, subsets).cpu().numpy()}
 
-        return torch.from_numpy(self._keep(f"subsets-{subsets.cell}", make)["drops"]).to(x.device)
+        kept = computed_once(self.folder / f"subsets-{subsets.cell}.npz", make)
+        return torch.from_numpy(kept["drops"]).to(x.device)
 
     def shapley(self) -> list[Tensor]:
         """Shapley values of the segments of the first images."""
         x, labels = self.inputs.x, self.inputs.labels
 
-        def make() -> dict[str, np.ndarray]:
+        def make() -> Arrays:
             count, model = min(self.effort.shapley_images, len(x)), self.loaded.model
             found = [
                 shapley_values(model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i)
@@ -142,17 +140,17 @@ class Context:
             ]
             return {str(i): values.cpu().numpy() for i, values in enumerate(found)}
 
-        kept = self._keep("shapley", make)
+        kept = computed_once(self.folder / "shapley.npz", make)
         return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(len(kept))]
 
     def effects(self) -> dict[int, Tensor]:
-        """Of scenes with several objects.
+        """What the score of the explained class loses without each object, by the number of the sample.
 
-        What the score of the explained class loses without each, by the number of the sample.
+        Only scenes with several objects have an entry.
         """
         from PIL import Image
 
-        def make() -> dict[str, np.ndarray]:
+        def make() -> Arrays:
             found = {}
             for i, sample in enumerate(self.inputs.samples):
                 if sample.scene is None or len(sample.scene.things) < 2:
@@ -163,16 +161,5 @@ class Context:
                 found[str(i)] = lost.cpu().numpy()
             return found
 
-        return {int(i): torch.from_numpy(v).to(self.inputs.x.device) for i, v in self._keep("effects", make).items()}
-
-    def _keep(self, name: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Arrays that are computed once, whatever becomes of the process."""
-        if name not in self._kept:
-            path = self.folder / f"{name}.npz"
-            if not path.is_file():
-                arrays = make()
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-            with np.load(path) as stored:
-                self._kept[name] = dict(stored)
-        return self._kept[name]
+        kept = computed_once(self.folder / "effects.npz", make)
+        return {int(i): torch.from_numpy(values).to(self.inputs.x.device) for i, values in kept.items()}

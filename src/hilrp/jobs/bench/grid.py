@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +19,13 @@ from hilrp.jobs.bench.manifest import manifest
 from hilrp.jobs.bench.measures import MEASURES
 from hilrp.jobs.bench.methods import Method, Undefined
 from hilrp.jobs.bench.suites import Suite
+from hilrp.jobs.store import Arrays, begin, computed_once, read_arrays, read_result
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.models.loading import load
+from hilrp.models.loading import load, split_name
 from hilrp.models.weights import fingerprint
 from hilrp.targets import logits_of
 from hilrp.util import sources
-from hilrp.util.atomic_files import write_whole
-from hilrp.util.errors import InputError
+from hilrp.util.atomic_files import sweep, write_whole
 from hilrp.util.nested import jsonable
 
 #: How many images' maps the report shows.
@@ -50,7 +49,7 @@ class Cell:
     """One figure group of one method on one model.
 
     Attributes:
-        model, method, measure: Which.
+        model, method, measure: Their names.
         figures: Name -> one value per image.
         undefined: Why there are none, where the method has no meaning on the model.
         error: What went wrong.
@@ -77,21 +76,9 @@ class Grid:
 
     def __init__(self, suite: Suite, folder: Path, device: str = "cpu") -> None:
         self.suite, self.folder, self.device = suite, folder, device
-        self._check_settings()
-
-    def _check_settings(self) -> None:
-        """Cells of one folder must be comparable: the same data, effort and code."""
-        found = {"data": self.suite.data, "effort": asdict(self.suite.effort), "code": sources.fingerprint(__name__)}
-        self._refuse(
-            self.folder / "settings.json", json.loads(json.dumps(found)), "other settings or another version of hilrp"
-        )
-
-    @staticmethod
-    def _refuse(path: Path, found: dict[str, Any], what: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file() and json.loads(path.read_text()) != found:
-            raise InputError(f"{path.parent} holds figures with {what}, which can't be mixed. Choose another folder.")
-        write_whole(path, lambda file: file.write(json.dumps(found, indent=1).encode()))
+        # Cells of one folder must be comparable: the same data, effort and code.
+        settings = {"data": suite.data, "effort": asdict(suite.effort), "code": sources.fingerprint(__name__)}
+        begin(folder / "settings.json", settings, "settings or another version of hilrp")
 
     @property
     def total(self) -> int:
@@ -100,8 +87,8 @@ class Grid:
 
     def run(self) -> Iterator[Cell]:
         """Yields every cell, from disk or computed. An error stays in its cell, and is tried again by the next run."""
-        text = json.dumps(manifest(self), indent=1)
-        write_whole(self.folder / "manifest.json", lambda file: file.write(text.encode()))
+        sweep([self.folder, *self.folder.glob("cells/*"), *self.folder.glob("cells/*/*")])
+        write_whole(self.folder / "manifest.json", json.dumps(manifest(self), indent=1))
         for name in self.suite.models:
             yield from self._model(name)
 
@@ -109,9 +96,10 @@ class Grid:
         wanted = [(method, measure) for method in self.suite.methods for measure in self.suite.measures]
         try:
             loaded = self.load(name)
-            self._refuse(self._place(name) / "weights.json", {"sha256": fingerprint(loaded.model)}, "other weights")
-            if all(self._stored(name, *cell) for cell in wanted):
-                yield from (self._read(name, *cell) for cell in wanted)
+            begin(self._place(name) / "weights.json", {"sha256": fingerprint(loaded.model)}, "weights")
+            stored = [cell for cell in (self._read(name, *each) for each in wanted) if cell is not None]
+            if len(stored) == len(wanted):
+                yield from stored
                 return
             inputs = inputs_for(loaded, find(self.suite.data, self.suite.effort.images))
             context = Context(loaded, inputs, self.suite.effort, self._place(name) / "shared")
@@ -123,18 +111,18 @@ class Grid:
             yield from self._method(name, context, methods.find(method))
 
     def _method(self, name: str, context: Context, method: Method) -> Iterator[Cell]:
-        missing = [m for m in self.suite.measures if not self._stored(name, method.name, m)]
+        stored = {measure: self._read(name, method.name, measure) for measure in self.suite.measures}
         maps, undefined, failed = None, None, None
-        if missing:
+        if None in stored.values():
             try:
                 maps = self._maps(name, context, method)
             except Undefined as reason:
                 undefined = str(reason)
             except Exception as error:  # said in each of its cells
                 failed = f"{type(error).__name__}: {error}"
-        for measure in self.suite.measures:
-            if measure not in missing:
-                yield self._read(name, method.name, measure)
+        for measure, cell in stored.items():
+            if cell is not None:
+                yield cell
                 continue
             cell = Cell(name, method.name, measure, {}, undefined, failed)
             if maps is not None:
@@ -152,48 +140,36 @@ class Grid:
         seen = context.loaded.preprocess.picture(x)
         pictures = (255 * (x.float() if seen is None else seen).clamp(0, 1)).byte().permute(0, 2, 3, 1).cpu().numpy()
         names = np.array([sample.name for sample in context.inputs.samples[:SHOWN]])
-        context.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            context.folder / "shown.npz", lambda file: np.savez_compressed(file, pictures=pictures, names=names)
-        )
+        computed_once(context.folder / "shown.npz", lambda: {"pictures": pictures, "names": names})
 
     def shown(self, model: str) -> tuple[list[str], np.ndarray]:
         """The names of the first images, and what a model sees of them, ``[images,H,W,3]``."""
-        path = self._place(model) / "shared" / "shown.npz"
-        if not path.is_file():
+        stored = read_arrays(self._place(model) / "shared" / "shown.npz")
+        if stored is None:
             return [], np.zeros((0, 1, 1, 3), np.uint8)
-        with np.load(path) as stored:
-            return [str(name) for name in stored["names"]], stored["pictures"]
+        return [str(name) for name in stored["names"]], stored["pictures"]
 
     def load(self, name: str) -> Loaded:
         """A model of the suite: its name, and perhaps a checkpoint after an @."""
-        base, _, checkpoint = name.partition("@")
-        loaded = load(base, checkpoint or None, device=self.device)
+        loaded = load(*split_name(name), device=self.device)
         # What the methods of other libraries take returns a tensor of logits.
         plain = loaded.name.startswith("transformers/")
         return replace(loaded, model=Logits(loaded.model).eval()) if plain else loaded
 
     def maps(self, model: str, method: str) -> np.ndarray | None:
         """The maps behind a cell's figures, ``[images,H,W]``."""
-        path = self._place(model, method) / "maps.npz"
-        if not path.is_file():
-            return None
-        with np.load(path) as stored:
-            maps: np.ndarray = stored["maps"]
-        return maps
+        stored = read_arrays(self._place(model, method) / "maps.npz")
+        return None if stored is None else stored["maps"]
 
     def _maps(self, model: str, context: Context, method: Method) -> Tensor:
-        stored = self.maps(model, method.name)
-        if stored is None:
+        def compute() -> Arrays:
             found = method(context.loaded.model, context.inputs.x, context.inputs.labels)
             if not bool(found.isfinite().all()):
                 raise ValueError("the maps hold values that aren't finite")
-            arrays = {"maps": found.float().cpu().numpy()}
-            path = self._place(model, method.name) / "maps.npz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-            stored = arrays["maps"]
-        return torch.from_numpy(stored).to(context.inputs.x.device)
+            return {"maps": found.float().cpu().numpy()}
+
+        maps = computed_once(self._place(model, method.name) / "maps.npz", compute)["maps"]
+        return torch.from_numpy(maps).to(context.inputs.x.device)
 
     @staticmethod
     def _figures(context: Context, method: Method, maps: Tensor, name: str) -> dict[str, list[float]]:
@@ -209,15 +185,10 @@ class Grid:
         name = f"{measure}-{torch.device(self.device).type}" if MEASURES[measure].timed else measure
         return self._place(model, method) / f"{name}.json"
 
-    def _stored(self, model: str, method: str, measure: str) -> bool:
-        return self._path(model, method, measure).is_file()
-
-    def _read(self, model: str, method: str, measure: str) -> Cell:
-        facts: dict[str, Any] = json.loads(self._path(model, method, measure).read_text())
-        return Cell(model, method, measure, facts["figures"], facts["undefined"])
+    def _read(self, model: str, method: str, measure: str) -> Cell | None:
+        facts = read_result(self._path(model, method, measure))
+        return None if facts is None else Cell(model, method, measure, facts["figures"], facts["undefined"])
 
     def _write(self, cell: Cell) -> None:
-        path = self._path(cell.model, cell.method, cell.measure)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(jsonable({"figures": cell.figures, "undefined": cell.undefined}))
-        write_whole(path, lambda file: file.write(text.encode()))
+        facts = jsonable({"figures": cell.figures, "undefined": cell.undefined})
+        write_whole(self._path(cell.model, cell.method, cell.measure), json.dumps(facts))

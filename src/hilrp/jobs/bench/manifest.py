@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import subprocess
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import torch
 
 import hilrp
 from hilrp.jobs.bench.data import SCENES
+from hilrp.jobs.store import versions
 from hilrp.models.weights import fingerprint
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ def manifest(grid: Grid) -> dict[str, Any]:
             "preprocessing": _described(loaded.preprocess.function),
         }
     return {
-        "hilrp": hilrp.__version__,
         "commit": _commit(),
-        "python": platform.python_version(),
-        "packages": {name: version_of(name) for name in _PACKAGES},
+        **versions(_PACKAGES),
         "device": torch.cuda.get_device_name() if grid.device.startswith("cuda") else platform.machine(),
         "data": suite.data,
         "scenes_seed": SCENES if suite.data == "scenes" else None,
@@ -60,25 +58,10 @@ def _described(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}" if plain else " ".join(str(function).split())
 
 
-def version_of(name: str) -> str | None:
-    """The version of an installed package."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _commit() -> str | None:
-    """Of the checkout that hilrp runs from, if it does."""
+    """The commit of the checkout that hilrp runs from, if it does."""
+    command = ["git", "-C", str(Path(hilrp.__file__).parent), "rev-parse", "HEAD"]
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(hilrp.__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()

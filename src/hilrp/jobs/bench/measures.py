@@ -64,7 +64,7 @@ def _conservation(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _faithfulness(context: Context, method: Method, maps: Tensor) -> Figures:
-    """With 224 single pixels, and with a tenth of the model's patches."""
+    """Faithfulness Correlation with 224 single pixels, and with a tenth of the model's patches."""
     height, width = context.inputs.x.shape[-2:]
     patch = context.patch
     kinds = {
@@ -118,9 +118,9 @@ def _classes(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _effect(context: Context, method: Method, maps: Tensor) -> Figures:
-    """Of scenes: how the relevance of each object agrees with what the score really loses without it.
+    """How the relevance of each object of a scene agrees with what the score really loses without it.
 
-    One value for each scene.
+    There is one value for each scene.
     """
     found = []
     for i, effects in context.effects().items():

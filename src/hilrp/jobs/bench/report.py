@@ -10,6 +10,7 @@ from typing import Any
 from hilrp.jobs.bench import methods
 from hilrp.jobs.bench.grid import Cell
 from hilrp.jobs.bench.summary import Estimate, Table, differences, estimate, tables
+from hilrp.util.markdown import paragraph
 from hilrp.util.nested import jsonable
 
 
@@ -258,24 +259,25 @@ def markdown(cells: Iterable[Cell], title: str, facts: dict[str, Any]) -> str:
     A dash is a method that has no meaning on the model.
     """
     cells = list(cells)
-    lines = [f"# {title}", "", _introduction(facts), ""]
+    lines = [f"# {title}", "", paragraph(_introduction(facts)), ""]
     main, rules = split(cells)
     found = tables(main)
     for section in SECTIONS:
         lines += _section(section, found)
     models, pairs = paired_rows(main)
     if pairs:
-        lines += [f"## {PAIRED.title}", "", PAIRED.text, "", *as_table(models, pairs)]
+        lines += [f"## {PAIRED.title}", "", paragraph(PAIRED.text), "", *as_table(models, pairs)]
     lines += _section(RULES, tables(rules))
     errors = [cell for cell in cells if cell.error is not None]
     if errors:
-        lines += ["## Errors", "", *(f"- {c.model}, {c.method}, {c.measure}: {c.error}" for c in errors), ""]
+        said = (f"{cell.model}, {cell.method}, {cell.measure}: {cell.error}" for cell in errors)
+        lines += ["## Errors", "", *(paragraph(text, "- ", "  ") for text in said), ""]
     return "\n".join(lines)
 
 
 def _section(section: Section, found: dict[str, Table]) -> list[str]:
     present = [name for name in section.figures if name in found]
-    lines = [f"## {section.title}", "", section.text, ""] if present else []
+    lines = [f"## {section.title}", "", paragraph(section.text), ""] if present else []
     for name in present:
         lines += [f"**{name}**", "", *as_table(found[name].models, rows(found[name], section.figures[name]))]
     return lines

@@ -64,7 +64,7 @@ class Table:
     """One figure of all methods on all models.
 
     Attributes:
-        figure: Which.
+        figure: Its name.
         models, methods: Columns and rows.
         cells: Model and method -> estimate; missing where there is none.
         undefined: Model and method -> why the method has no meaning there.

@@ -27,7 +27,7 @@ from hilrp.jobs.bench.metrics.shapley import spearman
 from hilrp.jobs.bench.report import Row, Shown, short
 from hilrp.jobs.bench.summary import estimate
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.models.loading import load
+from hilrp.models.loading import load, split_name
 from hilrp.scenes import Mask
 from hilrp.targets import Views
 from hilrp.util.errors import InputError
@@ -82,11 +82,11 @@ FIGURES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class MethodMaps:
     """The maps of one method on one model.
 
     Attributes:
-        model, method: Which.
+        model, method: Their names.
         maps: ``[images,H,W]``; ``None`` where the method has no meaning on the model.
         figures: Name -> one value for each image.
         undefined: Why it has none.
@@ -100,7 +100,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ModelInputs:
     """What a model sees of the pictures that it is shown.
 
     Attributes:
@@ -116,8 +116,7 @@ class Seen:
 
 def encoder(name: str, device: str = "cpu", size: int | None = None) -> Loaded:
     """A model by name, perhaps with a checkpoint after an @; where it has a classifier, that is taken off."""
-    base, _, checkpoint = name.partition("@")
-    loaded = load(base, checkpoint or None, device=device)
+    loaded = load(*split_name(name), device=device)
     if size is not None:
         if not loaded.name.startswith("timm/"):
             raise InputError(f"{name}: only models of timm can be set to another size of images.")
@@ -130,7 +129,7 @@ def encoder(name: str, device: str = "cpu", size: int | None = None) -> Loaded:
     return replace(loaded, model=model.eval(), classes=None)
 
 
-def seen(loaded: Loaded, samples: list[Sample]) -> Seen:
+def model_inputs(loaded: Loaded, samples: list[Sample]) -> ModelInputs:
     """Pictures and masks as a model sees them. Of objects that are cropped away, or cover all, nothing can be said."""
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
     masks = torch.stack([loaded.seen_mask(_objects(sample)) for sample in samples])
@@ -139,7 +138,7 @@ def seen(loaded: Loaded, samples: list[Sample]) -> Seen:
         raise InputError(
             f"{loaded.name}: no object is left in any of the {len(samples)} images after its preprocessing."
         )
-    return Seen(loaded, torch.stack([loaded.preprocess(s.open()) for s in samples]).to(device), masks.to(device))
+    return ModelInputs(loaded, torch.stack([loaded.preprocess(s.open()) for s in samples]).to(device), masks.to(device))
 
 
 def _objects(sample: Sample) -> Mask:
@@ -149,18 +148,18 @@ def _objects(sample: Sample) -> Mask:
     return np.logical_or.reduce([thing.mask for thing in sample.scene.things])
 
 
-def study(pictures: Seen, name: str, methods: tuple[str, ...] = tuple(METHODS)) -> Iterator[Found]:
+def study(pictures: ModelInputs, name: str, methods: tuple[str, ...] = tuple(METHODS)) -> Iterator[MethodMaps]:
     """The maps of each method on one model, and where they lie."""
     for method in methods:
         try:
             maps = _maps(METHODS[method][1], pictures)
         except Undefined as error:
-            yield Found(name, method, None, {}, str(error))
+            yield MethodMaps(name, method, None, {}, str(error))
             continue
-        yield Found(name, method, maps, _figures(maps, pictures.masks))
+        yield MethodMaps(name, method, maps, _figures(maps, pictures.masks))
 
 
-def _maps(function: Callable[[nn.Module, Tensor], Tensor], pictures: Seen) -> Tensor:
+def _maps(function: Callable[[nn.Module, Tensor], Tensor], pictures: ModelInputs) -> Tensor:
     def run(part: slice) -> Tensor:
         return function(pictures.loaded.model, pictures.x[part]).detach().float()
 
@@ -192,7 +191,7 @@ def entropy(maps: Tensor) -> Tensor:
     return torch.special.entr(parts).sum(1) / math.log(parts.shape[1])
 
 
-def agreement(first: Found, second: Found) -> list[float]:
+def agreement(first: MethodMaps, second: MethodMaps) -> list[float]:
     """Spearman correlation of two models' maps, image by image, at a common size."""
     if first.maps is None or second.maps is None:
         return []
@@ -200,7 +199,7 @@ def agreement(first: Found, second: Found) -> list[float]:
     return spearman(a, b).tolist()
 
 
-def rows_of(found: list[Found], figure: str) -> tuple[list[str], list[Row]]:
+def rows_of(found: list[MethodMaps], figure: str) -> tuple[list[str], list[Row]]:
     """One figure as a table: the models, and a row for each method."""
     models, names = (list(dict.fromkeys(getattr(f, key) for f in found)) for key in ("model", "method"))
     known = {(f.model, f.method): f for f in found}
@@ -214,7 +213,7 @@ def rows_of(found: list[Found], figure: str) -> tuple[list[str], list[Row]]:
     return models, rows
 
 
-def agreements(found: list[Found], method: str) -> tuple[list[str], list[Row]]:
+def agreements(found: list[MethodMaps], method: str) -> tuple[list[str], list[Row]]:
     """How alike the maps of one method are on each pair of models."""
     own = [f for f in found if f.method == method and f.maps is not None]
     rows = [

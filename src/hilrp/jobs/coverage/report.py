@@ -9,19 +9,22 @@ from hilrp.attribution.audit import SHORT_NAMES
 from hilrp.jobs.coverage.catalogue import representatives
 from hilrp.jobs.coverage.splits import judge
 from hilrp.jobs.coverage.store import Settings
+from hilrp.util.markdown import paragraph
 
 Row = dict[str, Any]
 Run = tuple[Settings, list[Row]]
 
 _INTRODUCTION = """# Coverage
 
-Every model here was built with random weights, fed random images, and audited: its explained output must equal its plain output bit
-for bit, its books must close (*residual*), no operation may keep relevance that its constants don't explain (*leak*), and no
-operation may be without a rule. *Share* is the pixels' part of the score. Parameters that a fresh model has all alike (biases of zero,
-branches that start at zero) have random values, and layers and batch normalisations are scaled to the signal, so that relevance
-arrives at the pixels. Where their share is all the same less than ten times the tolerance (1e-4 in float32), so that an error in it
-would be lost, the model is audited in float64 instead (tolerance 1e-10; marked), or, if it can't run in float64, marked with a star:
-of those rows the books of the pixels say little.
+Every model here was built with random weights, fed random images, and audited: its explained output must equal its
+plain output bit for bit, its books must close (*residual*), no operation may keep relevance that its constants don't
+explain (*leak*), and no operation may be without a rule. *Share* is the pixels' part of the score.
+
+Parameters that a fresh model has all alike (biases of zero, branches that start at zero) have random values, and
+layers and batch normalisations are scaled to the signal, so that relevance arrives at the pixels. In some models the
+pixels' share is still less than ten times the tolerance (1e-4 in float32), so that an error in it would be lost. Such
+a model is audited in float64 instead (tolerance 1e-10; marked). If it can't run in float64, it is marked with a star:
+its pixels' share says little about whether the books are right.
 """
 
 
@@ -103,7 +106,7 @@ def _together(runs: Sequence[Run]) -> str:
     for library, models in verdicts.items():
         sound = sum(found - {NOT_RUN} == {"pass"} for found in models.values())
         counts.append(f"{library} {sound} of {len(models)} ({100 * sound / len(models):.1f} %)")
-    return f"Different models that were run, and passed wherever they were: {', '.join(counts)}."
+    return paragraph(f"Different models that were run, and passed wherever they were: {', '.join(counts)}.")
 
 
 def _failures(runs: Sequence[Run]) -> str:
@@ -140,12 +143,12 @@ def _splits(runs: Sequence[Run]) -> str:
         ]
         for (what, why), names in sorted(models.items())
     ]
-    text = (
-        "## Even splits\n\nIn a product of two factors that depend on the input, the one that is less of a gate "
-        "carries the relevance (see docs/engine.md). Where neither is, they share evenly. All products in the runs "
-        "above where that happened:\n\n"
+    text = paragraph(
+        "In a product of two factors that depend on the input, the one that is less of a gate carries the relevance "
+        "(see docs/engine.md). Where neither is, they share evenly. All products in the runs above where that "
+        "happened:"
     )
-    return text + _table(("product", "models", "why it is split"), lines)
+    return f"## Even splits\n\n{text}\n\n" + _table(("product", "models", "why it is split"), lines)
 
 
 def _details(settings: Settings, rows: list[Row]) -> str:

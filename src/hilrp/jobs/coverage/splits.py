@@ -79,7 +79,8 @@ JUDGEMENTS = (
         "factors come from the same token; in the product with the key one is the image, the other the place.",
     ),
     Judgement(
-        r"^transformers/(maskformer|mask2former|sam)$", r"^(einsum|matmul) in (\(model\)|mask_decoder|.*\.mask_predictor)$",
+        r"^transformers/(maskformer|mask2former|sam)$",
+        r"^(einsum|matmul) in (\(model\)|mask_decoder|.*\.mask_predictor)$",
         "mask logits, the product of a query's and a pixel's embedding (MaskFormer, Mask2Former, SAM)",
         "A similarity of two embeddings of the same kind, as in image-text models: the query (what the object is) "
         "and the pixel (what is here) share the evidence.",

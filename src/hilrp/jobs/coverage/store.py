@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import hilrp
+from hilrp.jobs import store
+from hilrp.jobs.store import append_row, begin, read_result, read_rows
 from hilrp.util import sources
-from hilrp.util.errors import InputError
+from hilrp.util.atomic_files import sweep, write_whole
 
 _DISTRIBUTIONS = ("torch", "timm", "torchvision", "transformers", "open_clip_torch")
 
 
 def versions() -> dict[str, str]:
     """The versions of hilrp, torch and the model libraries that are installed."""
-    found = {}
-    for name in _DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    found = {name: version for name, version in store.versions(_DISTRIBUTIONS)["packages"].items() if version}
     # A copy of torch without package data knows its version all the same.
     return {"hilrp": hilrp.__version__, "torch": torch.__version__} | found
 
@@ -51,11 +45,6 @@ class Settings:
     versions: dict[str, str] = field(default_factory=versions)
     source: str = field(default_factory=source)
 
-    @staticmethod
-    def read(path: Path) -> Settings:
-        """Settings as they were stored; a run that didn't know its source has an empty one."""
-        return Settings(**{"source": ""} | json.loads(path.read_text()))
-
 
 class Store:
     """A folder of results.
@@ -68,30 +57,18 @@ class Store:
 
     def __init__(self, folder: Path, settings: Settings, fresh: bool = False) -> None:
         self.folder, self.settings = folder, settings
-        self._rows = folder / "results.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = folder / "settings.json"
+        self._requested, self._rows = folder / "requested.json", folder / "results.jsonl"
         if fresh:
-            for file in (self._rows, kept, folder / "requested.json"):
+            for file in (self._rows, folder / "settings.json", self._requested):
                 file.unlink(missing_ok=True)
-        if kept.exists():
-            before, now = asdict(Settings.read(kept)), asdict(settings)
-            changed = [
-                f"{name} was {before.get(name)}, is {now[name]}" for name in now if before.get(name) != now[name]
-            ]
-            if changed:
-                raise InputError(
-                    f"{folder} holds results of other settings ({'; '.join(changed)}). Use another folder (--output), "
-                    "or discard them with --fresh."
-                )
-        else:
-            _write(kept, asdict(settings))
+        remedy = "Choose another folder (--output), or discard what is in this one with --fresh."
+        begin(folder / "settings.json", asdict(settings), remedy=remedy)
+        sweep([folder])
 
     def request(self, names: list[str]) -> None:
         """Keeps which models were asked for, beside those of earlier runs, so that one that is missing is noticed."""
-        path = self.folder / "requested.json"
-        before = json.loads(path.read_text()) if path.exists() else []
-        _write(path, sorted({*before, *names}))
+        names = sorted({*(read_result(self._requested) or ()), *names})
+        write_whole(self._requested, json.dumps(names, indent=1) + "\n")
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """The results so far, by model; the last one counts."""
@@ -99,32 +76,4 @@ class Store:
 
     def add(self, row: dict[str, Any]) -> None:
         """Appends a row, on disk when this returns."""
-        with self._rows.open("a+") as file:
-            # A run that was killed may have left half a line behind.
-            file.seek(0, os.SEEK_END)
-            if file.tell():
-                file.seek(file.tell() - 1)
-                if file.read(1) != "\n":
-                    file.write("\n")
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _write(path: Path, found: Any) -> None:
-    """Writes JSON so that the file is whole or not there."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found, indent=1) + "\n")
-    os.replace(temporary, path)
-
-
-def read_rows(path: Path) -> Iterable[dict[str, Any]]:
-    """The rows in a file; a line that was cut off isn't one."""
-    if not path.exists():
-        return
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        yield row
+        append_row(self._rows, row)

@@ -24,8 +24,13 @@ from hilrp.util.errors import InputError, UnavailableError
 Item = dict[str, Any]
 
 #: What columns and features of an image, its class and the place of its object are called.
-_IMAGES, _LABELS, _BOXES, _MASKS = ("image", "img", "jpg", "png"), ("label", "labels", "class", "cls"), ("boxes", "bbox", "bboxes"), ("mask", "segmentation")  # fmt: skip
-#: Of a row group of Parquet, in bytes: it is held as a whole.
+_IMAGES, _LABELS, _BOXES, _MASKS = (
+    ("image", "img", "jpg", "png"),
+    ("label", "labels", "class", "cls"),
+    ("boxes", "bbox", "bboxes"),
+    ("mask", "segmentation"),
+)
+#: The largest row group of Parquet that is read, in bytes: it is held as a whole.
 _GROUP = 2 * 2**30
 
 
@@ -100,7 +105,7 @@ def _stamp(path: Path) -> str:
 
 
 def _text(value: Any) -> str:
-    """As text that can be written, whatever a file's name is made of."""
+    """A value as text that can be written, whatever a file's name is made of."""
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
@@ -149,7 +154,10 @@ def _images(folder: Path, results: Path | None) -> Iterator[Item]:
 
 
 def _index(folder: Path) -> Iterator[Item]:
-    """As `hilrp scenes` writes it: a list of file, label, and boxes or mask; one object of each image, or several."""
+    """The items of an ``index.json`` as `hilrp scenes` writes it.
+
+    It lists file, label, and boxes or mask, for one object of each image or for several.
+    """
     try:
         entries = json.loads((folder / "index.json").read_text())
         often = Counter(entry["file"] for entry in entries)

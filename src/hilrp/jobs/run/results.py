@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hilrp.jobs.run.items import Item, arrow
+from hilrp.jobs.run.rows import write_tables
 from hilrp.jobs.run.store import Piece, Store
+from hilrp.jobs.store import differing
 from hilrp.util.errors import InputError
 
 
@@ -26,9 +27,8 @@ class Results:
         stores = tuple(Store(folder) for folder in folders)
         first = stores[0].manifest()
         for store in stores[1:]:
-            other = store.manifest()
-            if other != first:
-                names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+            names = differing(first, store.manifest())
+            if names:
                 raise InputError(
                     f"{store.folder} and {stores[0].folder} are of different runs: they differ in {', '.join(names)}."
                 )
@@ -80,16 +80,5 @@ class Results:
                 "first."
             )
         parquet = arrow("pyarrow.parquet")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial, count, writer = output.with_name(f"{output.name}.{os.getpid()}.part"), 0, None
-        try:
-            for table in self.tables():
-                writer = writer or parquet.ParquetWriter(partial, table.schema, compression="zstd")
-                writer.write_table(table)
-                count += table.num_rows
-            if writer is not None:
-                writer.close()
-                partial.replace(output)
-        finally:
-            partial.unlink(missing_ok=True)
-        return count
+        write_tables(output, self.tables(), parquet.read_schema(self.file(self.pieces[0])))
+        return int(parquet.read_metadata(output).num_rows)

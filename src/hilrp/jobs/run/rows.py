@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.metrics.localisation import energy, pointing
 from hilrp.jobs.run.items import arrow
+from hilrp.util.atomic_files import write_whole
 
 #: Cells a side of the coarse map that every row has.
 GRID = 16
@@ -26,11 +27,13 @@ def schema(maps: bool) -> Any:
     """The columns and their types."""
     pa = arrow("pyarrow")
     columns = [
-        ("number", pa.int64()), ("id", pa.string()), ("model", pa.string()), ("method", pa.string()), ("error", pa.string()), ("notes", pa.list_(pa.string())),
+        ("number", pa.int64()), ("id", pa.string()), ("model", pa.string()), ("method", pa.string()),
+        ("error", pa.string()), ("notes", pa.list_(pa.string())),
         ("width", pa.int32()), ("height", pa.int32()), ("label", pa.int64()), ("label_name", pa.string()),
         ("prediction", pa.int32()), ("prediction_name", pa.string()), ("confidence", pa.float64()),
         ("target", pa.int32()), ("target_name", pa.string()), ("score", pa.float64()),
-        ("pixels", pa.float64()), ("pixel_share", pa.float64()), ("ledger", pa.map_(pa.string(), pa.float64())), ("residual", pa.float64()), ("verdict", pa.string()),
+        ("pixels", pa.float64()), ("pixel_share", pa.float64()),
+        ("ledger", pa.map_(pa.string(), pa.float64())), ("residual", pa.float64()), ("verdict", pa.string()),
         ("energy", pa.float64()), ("area", pa.float64()), ("pointing", pa.float64()), ("entropy", pa.float64()),
         ("grid", pa.binary(2 * GRID * GRID)),
     ]  # fmt: skip
@@ -55,13 +58,21 @@ def _map_columns(pa: Any) -> list[tuple[str, Any]]:
     return [("map_height", pa.int32()), ("map_width", pa.int32()), ("map_scale", pa.float32()), ("map", pa.binary())]
 
 
-def encoded(rows: Sequence[Row], columns: Any) -> bytes:
-    """Rows as a Parquet file."""
-    pa, parquet = arrow("pyarrow"), arrow("pyarrow.parquet")
+def write(path: Path, rows: Sequence[Row], columns: Any) -> None:
+    """Writes rows as a Parquet file."""
     plain = [{name: row.get(name) for name in columns.names} for row in rows]
-    buffer = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(plain, schema=columns), buffer, compression="zstd")
-    return buffer.getvalue()
+    write_tables(path, [arrow("pyarrow").Table.from_pylist(plain, schema=columns)], columns)
+
+
+def write_tables(path: Path, tables: Iterable[Any], columns: Any) -> None:
+    """Writes tables as one Parquet file."""
+
+    def write(file: IO[bytes]) -> None:
+        with arrow("pyarrow.parquet").ParquetWriter(file, columns, compression="zstd") as writer:
+            for table in tables:
+                writer.write_table(table)
+
+    write_whole(path, write)
 
 
 def figures(relevance: Tensor, masks: Tensor | None) -> list[Row]:

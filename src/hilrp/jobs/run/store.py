@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import hilrp
-from hilrp.jobs.bench.manifest import version_of
 from hilrp.jobs.run.items import Item, arrow
+from hilrp.jobs.store import begin, read_settings, versions
+from hilrp.util.atomic_files import partial, sweep
 from hilrp.util.errors import InputError
 
 #: What results depend on besides hilrp.
@@ -40,7 +38,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """What its files are named by."""
         return f"part-{self.number:06d}"
 
 
@@ -59,67 +57,39 @@ class Store:
         return self.folder / f"items-{manifest['items_sha256'][:16]}.jsonl"
 
     def begin(self, items: Iterable[Item], settings: dict[str, Any], size: int, limit: int | None) -> dict[str, Any]:
-        """Writes the list of items and the manifest, or checks that those that are there are the same.
+        """Writes the manifest and the list of items, or checks that those that are there are the same.
 
-        Returns the manifest.
-
-        Several may begin at once in one folder: the first to write the manifest wins, and all others have to fit it.
+        Returns the manifest. Of several that begin at once in one folder the first counts.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "rows").mkdir(exist_ok=True)
-        fresh, own = _partial(self.folder / "items.jsonl"), _partial(self._manifest)
-        try:
-            digest, count = hashlib.sha256(), 0
-            with fresh.open("wb") as file:
-                for item in islice(items, limit):
-                    line = json.dumps(item).encode() + b"\n"
-                    digest.update(line)
-                    file.write(line)
-                    count += 1
+        (self.folder / "rows").mkdir(parents=True, exist_ok=True)
+        digest, count = hashlib.sha256(), 0
+
+        def write(file: IO[bytes]) -> None:
+            nonlocal count
+            for item in islice(items, limit):
+                line = json.dumps(item).encode() + b"\n"
+                digest.update(line)
+                file.write(line)
+                count += 1
+
+        with partial(self.folder / "items.jsonl", write) as fresh:
             if not count:
                 raise InputError(f"--data {settings['data']}: there is no image in it.")
-            facts = settings | {"images": count, "items_sha256": digest.hexdigest(), "piece": size} | versions()
-            wanted: dict[str, Any] = json.loads(json.dumps(facts))
-            if self._manifest.exists():
-                self._compare(wanted)
-            else:
-                fresh.replace(self._list(wanted))
-                own.write_text(json.dumps(wanted, indent=1))
-                try:
-                    os.link(own, self._manifest)
-                except FileExistsError:
-                    self._compare(wanted)
-                except OSError:  # a file system without links: who comes at the same instant isn't noticed there
-                    own.replace(self._manifest)
-        finally:
-            fresh.unlink(missing_ok=True)
-            own.unlink(missing_ok=True)
-        self._sweep()
-        return wanted
-
-    def _compare(self, wanted: dict[str, Any]) -> None:
-        found = self.manifest()
-        other = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
-        if other:
-            if self._list(wanted) != self._list(found):
-                self._list(wanted).unlink(missing_ok=True)
-            lines = "; ".join(
-                f"{name}: {_short(found.get(name))} there, {_short(wanted.get(name))} now" for name in other
-            )
-            raise InputError(
-                f"{self.folder}: a run with other settings is in it ({lines}). Its rows and new ones would not be of "
-                "one run. Choose another folder, or take the same settings."
-            )
+            facts = {"images": count, "items_sha256": digest.hexdigest(), "piece": size}
+            manifest = begin(self._manifest, settings | facts | versions(_PACKAGES))
+            # Only now: who is refused leaves none, and who is killed here leaves it to the next.
+            if not self._list(manifest).exists():
+                fresh.replace(self._list(manifest))
+        sweep(self.folder / name for name in ("", "rows", "maps"))
+        return manifest
 
     def manifest(self) -> dict[str, Any]:
         """What the run is of."""
-        try:
-            found: dict[str, Any] = json.loads(self._manifest.read_text())
-        except (OSError, ValueError) as error:
+        if not self._manifest.is_file():
             raise InputError(
                 f"{self.folder}: there is no run of `hilrp run` in it. Give the folder that was its --out."
-            ) from error
-        return found
+            )
+        return read_settings(self._manifest)
 
     def pieces(self) -> list[Piece]:
         """All pieces, in order."""
@@ -186,42 +156,6 @@ class Store:
         """Forgets attempts: they came to an end, or were those of an earlier run."""
         for piece in pieces:
             (self.folder / "attempts" / piece.name).unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        """Removes what processes of this machine left half-written when they were killed."""
-        for path in self.folder.rglob(f"*.{platform.node()}~*.part"):
-            if not Path(f"/proc/{path.name.split('~')[-2]}").exists() and Path("/proc/self").exists():
-                path.unlink(missing_ok=True)
-
-
-def write(path: Path, content: bytes) -> None:
-    """Writes a file that appears whole; two who write the same don't meet."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    own = _partial(path)
-    try:
-        with own.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # what has its name must be there, also after a power cut
-        own.replace(path)
-    finally:
-        own.unlink(missing_ok=True)
-
-
-def _partial(path: Path) -> Path:
-    """A name beside a file's own, with the machine and the process that writes it."""
-    return path.with_name(f"{path.name}.{platform.node()}~{os.getpid()}~{uuid.uuid4().hex[:8]}.part")
-
-
-def versions() -> dict[str, Any]:
-    """Of hilrp and of what results depend on."""
-    found = {name: version_of(name) for name in _PACKAGES}
-    return {"hilrp": hilrp.__version__, "python": platform.python_version(), "packages": found}
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 90 else f"{text[:80]}..."
 
 
 def share_of(pieces: Sequence[Piece], shard: tuple[int, int]) -> Iterator[Piece]:

@@ -233,7 +233,10 @@ def _suspects(group: Group) -> list[Suspect]:
             )
             found.append(Suspect(group.model, group.method, index, each.name, "a constant place", why))
         if typical is not None and each.on_object is not None and each.on_object < 0.5 * typical:
-            why = f"{each.on_object:.0%} of the evidence lies on the object, over {each.known} images; in the median class it is {typical:.0%}"
+            why = (
+                f"{each.on_object:.0%} of the evidence lies on the object, over {each.known} images; "
+                f"in the median class it is {typical:.0%}"
+            )
             found.append(Suspect(group.model, group.method, index, each.name, "outside the object", why))
     return found
 

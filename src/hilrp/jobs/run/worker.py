@@ -23,9 +23,9 @@ from hilrp.jobs.bench.methods import find as find_method
 from hilrp.jobs.run import rows
 from hilrp.jobs.run.preparing import Prepared, Preparer
 from hilrp.jobs.run.rows import Row
-from hilrp.jobs.run.store import Piece, Store, write
+from hilrp.jobs.run.store import Piece, Store
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.models.loading import load
+from hilrp.models.loading import load, split_name
 from hilrp.targets import logits_of
 from hilrp.targets.classes import no_classifier
 from hilrp.util.errors import HilrpError
@@ -46,8 +46,8 @@ class Job:
         maps: ``"none"``, ``"column"`` or ``"files"``.
         boxes: ``"xyxy"``, corners, or ``"xywh"``, a corner with width and height.
         batch: Images at once.
-        device: Where.
-        threads: Of torch; zero leaves them as they are.
+        device: The device that models run on.
+        threads: How many threads torch uses; zero leaves them as they are.
         readers: Threads that read and prepare images.
     """
 
@@ -88,12 +88,6 @@ class _Read(NamedTuple):
     piece: Piece
     number: int
     prepared: Prepared
-
-
-def split_name(name: str) -> tuple[str, str | None]:
-    """A model and its checkpoint."""
-    model, _, checkpoint = name.partition("@")
-    return model, checkpoint or None
 
 
 class Worker:
@@ -184,7 +178,10 @@ class Worker:
             self.store.attempt(piece)
             for number, item in enumerate(self.store.items(piece), piece.first):
                 if before >= _ATTEMPTS:
-                    said = f"its piece ({piece.name}) ended the worker {_ATTEMPTS} times; look for what kills it, memory for instance"
+                    said = (
+                        f"its piece ({piece.name}) ended the worker {_ATTEMPTS} times; "
+                        "look for what kills it, memory for instance"
+                    )
                     item = item | {"error": said}
                 waiting.append((piece, number, pool.submit(self._preparer, item)))
                 yield from taken(3 * self.job.batch)
@@ -197,8 +194,9 @@ class Worker:
         made.sort(key=lambda row: row["number"])
         failed = len({row["number"] for row in made if row.get("error")})
         if self.job.maps == "files":
-            write(self.store.maps(piece), rows.encoded([row for row in made if "map" in row], rows.map_schema()))
-        write(self.store.rows(piece), rows.encoded(made, rows.schema(self.job.maps == "column")))
+            maps = [row for row in made if "map" in row]
+            rows.write(self.store.maps(piece), maps, rows.map_schema())
+        rows.write(self.store.rows(piece), made, rows.schema(self.job.maps == "column"))
         self.store.settle([piece])
         return Done(piece.number, piece.count, failed)
 
@@ -253,9 +251,15 @@ class Worker:
             self._labelled[name, label] = label_index(loaded, label)
         index = self._labelled[name, label]
         return {
-            "number": number, "id": prepared.item["id"], "model": name, "width": width, "height": height, "notes": list(prepared.notes),
-            "label": index, "label_name": None if label is None else loaded.named(index) if index is not None else str(label),
-        }  # fmt: skip
+            "number": number,
+            "id": prepared.item["id"],
+            "model": name,
+            "width": width,
+            "height": height,
+            "notes": list(prepared.notes),
+            "label": index,
+            "label_name": None if label is None else loaded.named(index) if index is not None else str(label),
+        }
 
     def _rows(self, name: str, loaded: Loaded, x: Tensor, masks: Tensor | None, common: list[Row]) -> list[Row]:
         target = self._labels(name, common, x) if self.job.target == "label" else None

@@ -18,7 +18,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from hilrp.method import bilinear
+from hilrp.method.call import Call
+
 _EFFICIENT = int(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION)  # type: ignore[call-overload]
+
+
+def attend_fixed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """`bilinear.attend_fixed`, where torch takes the kernel that can do this."""
+    mask, causal, scale = call.argument(3, "attn_mask"), call.argument(5, "is_causal", False), call.argument(6, "scale")
+    if not v.requires_grad or not fits(q, k, v.detach(), mask, causal, scale):
+        return None
+    return attend(lambda own: bilinear.attend(call, q, k, own), q, k, v, scale)
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> bool:

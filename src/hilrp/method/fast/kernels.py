@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hilrp.method.linear import least_weight
+
 if TYPE_CHECKING:
-    from hilrp.method.call import Account
+    from hilrp.method.ledger import Account
+    from hilrp.method.normalisation import Norm
 
 
 def quotient(held: Tensor, m: Tensor, share: float) -> Tensor:
@@ -71,23 +74,11 @@ def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tenso
     return direct, weight.mul_(direct).mul_(left.sign())
 
 
-def least_weight(left: Tensor, bound: float) -> Tensor:
-    """The weight of the least gamma under which a unit hands out at most ``bound`` times the relevance that it gets.
-
-    ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing cancels, zero where all does.
-    Contributions with the sign of the output then sum to ``p = 1 + left``, the others to ``n = 1 - left``. Under gamma
-    the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it gets. So where little cancels, gamma is zero, and it
-    grows with ``n / p`` to ``2 / (bound - 1)``.
-    """
-    against = ((1 - left) / (1 + left)).clamp_(0, 1)
-    gamma = against.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
-    return gamma / (2 + gamma)
-
-
-def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``|x|``, and the sign as a byte."""
-    if (fused := _fused(x)) is not None:
-        return fused.size_and_sign(x)
+def size_and_sign(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``|x|``, and the sign as a byte; of what ``x`` is more than ``before``, where that is given."""
+    if (fused := _fused(x) if before is None else _fused(x, before)) is not None:
+        return fused.size_and_sign(x, before)
+    x = x if before is None else x - before
     return x.abs(), x.sign().to(torch.int8)
 
 
@@ -99,11 +90,45 @@ def with_sign(g: Tensor, x: Tensor, own: bool = False) -> Tensor:
     return g.mul_(sign) if own else g * sign
 
 
-def slope(y: Tensor, a: Tensor) -> Tensor:
-    """``y / a``; zero where that isn't finite."""
-    if (fused := _fused(y, a)) is not None:
-        return fused.slope(y, a)
-    return torch.div(y, a).nan_to_num_(0.0, 0.0, 0.0)
+def slope(y: Tensor, a: Tensor, before: Tensor | None = None) -> Tensor:
+    """``y / a``, or ``(y - before) / a``; zero where that isn't finite."""
+    if (fused := _fused(y, a) if before is None else _fused(y, a, before)) is not None:
+        return fused.slope(y, a, before)
+    return torch.div(y if before is None else y - before, a).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def chord(
+    y: Tensor, y0: Tensor, now: Tensor, before: Tensor, limit: Tensor, fine: float, domain: bool
+) -> Tensor | None:
+    """`secant.elementwise.chord` as one kernel."""
+    fused = _fused(y, y0, now, before, limit) if y.dtype == torch.float32 else None
+    return None if fused is None else fused.chord(y, y0, now, before, limit, fine, domain)
+
+
+def through_norm(g: Tensor, x: Tensor, x0: Tensor, norm: Norm) -> Tensor | None:
+    """`secant.functions.through_norm` as one kernel, for norms over the last axis."""
+    over_last = norm.groups == (-1, g.shape[-1]) and g.shape[-1] <= _WIDEST and g.is_contiguous()
+    fused = _fused(g, x, x0) if over_last else None
+    if fused is None:
+        return None
+    scale = None if norm.scale is None else norm.scale.contiguous()
+    return fused.through_norm(g, x, x0, scale, norm.centre, norm.eps)
+
+
+def change_of_norm(x: Tensor, x0: Tensor, norm: Norm) -> Tensor:
+    """How much more a norm over the last axis gives on ``x`` than on ``x0``."""
+    scale = None if norm.scale is None else norm.scale.contiguous()
+    if (fused := _fused(x, x0) if x.shape[-1] <= _WIDEST else None) is not None:
+        return fused.change_of_norm(x, x0, scale, norm.centre, norm.eps)
+    change = standard(x, norm.centre, norm.eps) - standard(x0, norm.centre, norm.eps)
+    return (change if scale is None else change * scale).to(x.dtype)
+
+
+def standard(x: Tensor, centre: bool, eps: float) -> Tensor:
+    """A norm over the last axis, without scale and shift."""
+    if centre:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:

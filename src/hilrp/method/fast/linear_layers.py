@@ -8,9 +8,9 @@ of the graph decides it, not a value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from hilrp.method.autograd import Signs
-from hilrp.method.call import Account, Call
+from hilrp.method.autograd import graph_nodes
+from hilrp.method.call import Call
 from hilrp.method.fast import kernels
+from hilrp.method.ledger import Account
+from hilrp.method.linear import Gamma
+from hilrp.method.normalisation import Norm
 from hilrp.util.nested import tensors
 
 
@@ -63,9 +66,18 @@ def _shown(part: Tensor, root: Tensor, features: int) -> tuple[int, int]:
     return (first, last + 1) if last < features else (0, features)
 
 
-def watch(operands: Iterable[Tensor], output: Any = None) -> None:
-    """Says that an operation takes these operands; one whose output is but another view of them takes nothing yet."""
+def note_use(operands: Iterable[Tensor], output: Any = None, hidden: bool = False) -> None:
+    """`linear.note_use`: tells the layers that made these operands which of their features are taken.
+
+    An operation whose output is but another view of them takes nothing yet. What a ``hidden`` one takes of the layers
+    before it, nobody saw.
+    """
     for t in operands:
+        if hidden:
+            for node in graph_nodes(t.grad_fn):
+                if (demand := getattr(node, "demand", None)) is not None:
+                    demand.expect_all()
+            continue
         root = t if t._base is None else t._base
         demand = getattr(root.grad_fn, "demand", None)
         if demand is None:
@@ -73,21 +85,6 @@ def watch(operands: Iterable[Tensor], output: Any = None) -> None:
         found = tensors(output)
         if not found or any(out is not t and out._base is not root for out in found):
             demand.watch(t, root)
-
-
-def watch_hidden(t: Tensor) -> None:
-    """Says that nobody saw the operation that made a tensor, or what it took of the layers before it."""
-    seen, queue = set(), [t.grad_fn]
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        demand = getattr(node, "demand", None)
-        if demand is not None:
-            demand.expect_all()
-        else:
-            queue += [parent for parent, _ in node.next_functions]
 
 
 @dataclass(frozen=True)
@@ -134,11 +131,6 @@ class _Convolution:
 _Map = _Linear | _Convolution
 
 
-def fits(call: Call) -> bool:
-    """Whether a call is a linear layer or a convolution with a weight and a bias that are constant."""
-    return _map_of(call) is not None
-
-
 def _map_of(call: Call) -> _Map | None:
     if len(call.carriers) != 1 or call.name not in ("linear", "conv1d", "conv2d", "conv3d"):
         return None
@@ -162,18 +154,56 @@ def _each(value: Any, axes: int) -> list[int]:
     return values * axes if len(values) == 1 else values
 
 
-def apply(call: Call, share: float = 0.0) -> Tensor:
-    """A layer under the gamma rule, of which ``share`` is the weight of the second product.
+class Signs(NamedTuple):
+    """Where the signs of values come from in the backward pass.
 
-    Zero is the epsilon rule.
+    Bytes, values that are kept anyway, or a function of such.
     """
+
+    kept: Tensor
+    f: Callable[[Tensor], Tensor] | None = None
+
+    @classmethod
+    def known(cls, x: Tensor) -> Signs | None:
+        """Those of a tensor that can be had from what the graph keeps.
+
+        The output of a layer that waits, or of an activation.
+        """
+        node = (x if x._base is None else x._base).grad_fn
+        if getattr(node, "keeps_output", False):
+            return cls(x.detach())
+        activation = getattr(node, "activation", None)
+        # A processor would take longer to compute it again than to keep it.
+        if x._base is None and activation is not None and x.is_cuda:
+            return cls(node.saved_tensors[0].detach(), activation)  # type: ignore[union-attr]
+        return None
+
+    def read(self) -> Tensor:
+        """Values with these signs."""
+        return self.kept if self.f is None else self.f(self.kept)
+
+
+def gamma_sign(call: Call, gamma: Gamma) -> Tensor | None:
+    """`linear.gamma_sign` of a linear layer or a convolution with a weight and a bias that are constant."""
+    own = _map_of(call)
+    if own is None:
+        return None
     x, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
-    own, y = _map_of(call), call.value()
-    known = Signs.known(x) if share and x.dtype == y.dtype else None
-    # A layer that waits keeps its input and its output, else a quotient for each output and a sign for each input. That
-    # is less where it isn't wider than its input, and for a convolution unless its input is kept anyway.
-    waits = weight.shape[0] > weight.shape[1] if isinstance(own, _Linear) else known is not None and known.f is None
-    return _Layer.apply(x, y, weight, bias, own, share, call.account(y, "bias"), waits, known)
+    y, before = call.value(), None
+    if call.reference is not None:
+        before, bias = (call.before(x), call.output_before), None
+    known, waits = None, False
+    wide = isinstance(own, _Linear) and weight.shape[0] > weight.shape[1]
+    if before is None and not gamma.is_zero and gamma.layers is None:
+        known = Signs.known(x) if x.dtype == y.dtype else None
+        # A layer that waits keeps its input and its output, else a quotient for each output and a sign for each input.
+        # That is less where it isn't wider than its input, and for a convolution unless its input is kept anyway.
+        waits = wide if isinstance(own, _Linear) else known is not None and known.f is None
+    elif before is not None and not gamma.is_zero:
+        # It keeps the change of its input, from which that of its output is computed anew, if that is less or known.
+        waits = wide or (isinstance(own, _Linear) and _norm_before(x, y) is not None)
+    account = call.account(y, "bias")
+    return _Layer.apply(x, y, weight, bias, own, gamma, account, waits, known, before)
 
 
 class _Layer(Function):
@@ -185,23 +215,31 @@ class _Layer(Function):
         weight: Tensor,
         bias: Tensor | None,
         own: _Map,
-        share: float,
+        gamma: Gamma,
         book: Account,
         waits: bool,
         signs: Signs | None,
+        before: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        ctx.own, ctx.share, ctx.book, ctx.waits, ctx.dtype = own, share, book, waits, x.dtype
+        ctx.own, ctx.weight, ctx.book, ctx.waits, ctx.dtype = own, gamma, book, waits, x.dtype
+        ctx.form = None if isinstance(own, _Linear) else (x.shape, x.stride())
         ctx.demand = Demand(y.shape[-1]) if isinstance(own, _Linear) else None
-        ctx.keeps_output, ctx.f = bool(share) and waits, None
+        ctx.keeps_output, ctx.f, ctx.exact = waits and before is None, None, gamma.is_zero
         kept: tuple[Tensor, ...] = ()
-        if share and waits:
+        ctx.norm = None
+        if waits and before is not None:
+            ctx.norm = _norm_before(x, y)
+            kept = () if ctx.norm is not None else ((x - before[0]).to(y.dtype),)
+        elif waits:
             kept = (x.to(y.dtype), y)
-        elif share:
+        elif not ctx.exact:
+            x0, y0 = (None, None) if before is None else (before[0].to(y.dtype), before[1])
             x = x.to(y.dtype)
-            size, sign = kernels.size_and_sign(x) if signs is None else (x.abs(), signs.kept)
+            size, sign = kernels.size_and_sign(x, x0) if signs is None else (x.abs(), signs.kept)
             ctx.f = None if signs is None else signs.f
             m = own(size, weight.to(y.dtype).abs(), None if bias is None else bias.to(y.dtype).abs())
-            kept = (sign, kernels.quotient(y, m, share))
+            del size
+            kept = (sign, _kept(gamma, y, m, y0))
         ctx.save_for_backward(weight, bias, *kept)
         return y.detach()
 
@@ -209,25 +247,50 @@ class _Layer(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         weight, bias, *kept = ctx.saved_tensors
-        own, share = ctx.own, ctx.share
+        own, gamma = ctx.own, ctx.weight
         if ctx.demand is not None:
             part = slice(*ctx.demand.interval)
             weight, bias, g = weight[part], None if bias is None else bias[part], g[..., part]
             kept[1:] = [t[..., part] for t in kept[1:]]
         weight, bias = weight.to(g.dtype), None if bias is None else own.along(bias.to(g.dtype))
-        if not share:
+        if ctx.exact or (gamma.layers is not None and gamma.bound == float("inf")):
             if bias is not None:
                 ctx.book(bias, g)
-            return own.back(g, weight, g).to(ctx.dtype), *[None] * 8
+            like = g if ctx.form is None else torch.empty_strided(*ctx.form, dtype=g.dtype, device=g.device)
+            return own.back(g, weight, like).to(ctx.dtype), *[None] * 9
+        if ctx.norm is not None:
+            x, x0, scale = ctx.norm.saved_tensors
+            kept = [kernels.change_of_norm(x, x0, ctx.norm.norm._replace(scale=scale))]
         size, signs = weight.abs(), Signs(kept[0], ctx.f).read()
-        if ctx.waits:
+        if ctx.waits and len(kept) == 2:
             m = own(signs.abs(), size, None if bias is None else bias.abs().flatten())
-            direct, through = kernels.shared_out(g, kept[1], m, share, bias, ctx.book)
+            direct, through = kernels.shared_out(g, kept[1], m, gamma.share, bias, ctx.book)
             del m
         else:
-            direct, through = kernels.shares_of(g, kept[1], share)
+            left = _kept(gamma, own(signs, weight, None), own(signs.abs(), size, None)) if ctx.waits else kept[1]
+            if gamma.layers is None:
+                direct, through = kernels.shares_of(g, left, gamma.share)
+            else:
+                direct, through = kernels.bounded_shares(g, left, gamma.bound)
+            del left
             if bias is not None:
                 ctx.book(bias, direct)
                 ctx.book(bias.abs(), through)
         back = kernels.with_sign(own.back(through, size, signs), signs, own=True)
-        return own.back(direct, weight, signs, back).to(ctx.dtype), *[None] * 8
+        return own.back(direct, weight, signs, back).to(ctx.dtype), *[None] * 9
+
+
+def _norm_before(x: Tensor, y: Tensor) -> Any:
+    """The node of a normalisation that made a layer's input: it keeps what the change of the input follows from."""
+    node = x.grad_fn
+    norm = getattr(node, "norm", None)
+    if not isinstance(norm, Norm) or norm.groups != (-1, x.shape[-1]) or x._base is not None:
+        return None
+    return node if node.saved_tensors[0].dtype == x.dtype == y.dtype else None  # type: ignore[union-attr]
+
+
+def _kept(gamma: Gamma, y: Tensor, m: Tensor, y0: Tensor | None = None) -> Tensor:
+    """What the backward pass needs to know of a layer's output, or of its change, and of the sum of its sizes."""
+    if gamma.layers is not None:
+        return kernels.slope(y, m, y0)
+    return kernels.quotient(y if y0 is None else y - y0, m, gamma.share)

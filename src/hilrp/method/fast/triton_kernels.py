@@ -67,10 +67,12 @@ def _shared_out(
 
 
 @triton.jit
-def _size_and_sign(x_p, size_p, sign_p, count, block: tl.constexpr):
+def _size_and_sign(x_p, before_p, size_p, sign_p, count, differs: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     x = tl.load(x_p + at, inside, 0.0)
+    if differs:
+        x = (x.to(tl.float32) - tl.load(before_p + at, inside, 0.0).to(tl.float32)).to(x.dtype)
     tl.store(size_p + at, tl.abs(x), inside)
     tl.store(sign_p + at, ((x > 0).to(tl.int8) - (x < 0).to(tl.int8)), inside)
 
@@ -94,11 +96,75 @@ def _times_slope(g_p, y_p, a_p, count, block: tl.constexpr):
 
 
 @triton.jit
-def _slope(y_p, a_p, out_p, count, block: tl.constexpr):
+def _slope(y_p, a_p, before_p, out_p, count, differs: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
-    slope = tl.load(y_p + at, inside, 0.0).to(tl.float32) / tl.load(a_p + at, inside, 0.0).to(tl.float32)
+    y = tl.load(y_p + at, inside, 0.0).to(tl.float32)
+    if differs:
+        y -= tl.load(before_p + at, inside, 0.0).to(tl.float32)
+    slope = y / tl.load(a_p + at, inside, 0.0).to(tl.float32)
     tl.store(out_p + at, tl.where(tl.abs(slope) < float("inf"), slope, 0.0), inside)
+
+
+@triton.jit
+def _chord(y_p, y0_p, now_p, before_p, limit_p, out_p, fine, count, domain: tl.constexpr, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    now, before = tl.load(now_p + at, inside, 0.0), tl.load(before_p + at, inside, 0.0)
+    limit, change = tl.load(limit_p + at, inside, 0.0), now - before
+    size = tl.abs(now + before) * 0.5
+    if not domain:
+        size = tl.maximum(size, 1.0)
+    close = tl.where(fine > 0, tl.abs(change) < size * fine, change == 0)
+    if domain:
+        close = close & (tl.abs(limit) < float("inf"))
+    slope = (tl.load(y_p + at, inside, 0.0) - tl.load(y0_p + at, inside, 0.0)) / change
+    slope = tl.where(close, limit, slope)
+    tl.store(out_p + at, tl.where(tl.abs(slope) < float("inf"), slope, 0.0), inside)
+
+
+@triton.jit
+def _centred(x, inside, columns, eps, centre: tl.constexpr):
+    if centre:
+        x = tl.where(inside, x - (tl.sum(x, 1) / columns)[:, None], 0.0)
+    return x, tl.sqrt(tl.sum(x * x, 1) / columns + eps)[:, None]
+
+
+@triton.jit
+def _through_norm(
+    g_p, x_p, x0_p, scale_p, out_p, rows, columns, eps,
+    scaled: tl.constexpr, centre: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    c, s = _centred(tl.load(x_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
+    c0, s0 = _centred(tl.load(x0_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
+    inverse = 2 / (s + s0)
+    h = tl.load(g_p + at, inside, 0.0).to(tl.float32) * inverse
+    if scaled:
+        h *= tl.load(scale_p + column, column < columns, 0.0).to(tl.float32)[None, :]
+    change = (tl.sum(h * (c / s + c0 / s0) * 0.5, 1) / columns)[:, None] * inverse
+    h -= (c + c0) * 0.5 * change
+    if centre:
+        h -= (tl.sum(h, 1) / columns)[:, None]
+    tl.store(out_p + at, h, inside)
+
+
+@triton.jit
+def _change_of_norm(
+    x_p, x0_p, scale_p, out_p, rows, columns, eps,
+    scaled: tl.constexpr, centre: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    c, s = _centred(tl.load(x_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
+    c0, s0 = _centred(tl.load(x0_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
+    change = c / s - c0 / s0
+    if scaled:
+        change *= tl.load(scale_p + column, column < columns, 0.0).to(tl.float32)[None, :]
+    tl.store(out_p + at, change, inside)
 
 
 @triton.jit
@@ -200,10 +266,11 @@ def shared_out(
     return m, through
 
 
-def size_and_sign(x: Tensor) -> tuple[Tensor, Tensor]:
+def size_and_sign(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `kernels.size_and_sign`."""
     size, sign = torch.empty_like(x), torch.empty_like(x, dtype=torch.int8)
-    _size_and_sign[_grid(x)](x, size, sign, x.numel(), _BLOCK)
+    differs = before is not None
+    _size_and_sign[_grid(x)](x, before if differs else x, size, sign, x.numel(), differs, _BLOCK)
     return size, sign
 
 
@@ -220,10 +287,44 @@ def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
     return y
 
 
-def slope(y: Tensor, a: Tensor) -> Tensor:
+def slope(y: Tensor, a: Tensor, before: Tensor | None = None) -> Tensor:
     """See `kernels.slope`."""
+    out, differs = torch.empty_like(y), before is not None
+    _slope[_grid(y)](y, a, before if differs else y, out, y.numel(), differs, _BLOCK)
+    return out
+
+
+def chord(y: Tensor, y0: Tensor, now: Tensor, before: Tensor, limit: Tensor, fine: float, domain: bool) -> Tensor:
+    """See `kernels.chord`."""
     out = torch.empty_like(y)
-    _slope[_grid(y)](y, a, out, y.numel(), _BLOCK)
+    _chord[_grid(y)](y, y0, now, before, limit, out, fine, y.numel(), domain, _BLOCK)
+    return out
+
+
+def through_norm(g: Tensor, x: Tensor, x0: Tensor, scale: Tensor | None, centre: bool, eps: float) -> Tensor:
+    """See `kernels.through_norm`."""
+    return _over_rows(_through_norm, torch.empty_like(g), (g, x, x0), scale, centre, eps)
+
+
+def change_of_norm(x: Tensor, x0: Tensor, scale: Tensor | None, centre: bool, eps: float) -> Tensor:
+    """See `kernels.change_of_norm`."""
+    return _over_rows(_change_of_norm, torch.empty_like(x), (x, x0), scale, centre, eps)
+
+
+def _over_rows(
+    kernel: triton.JITFunction,
+    out: Tensor,
+    operands: tuple[Tensor, ...],
+    scale: Tensor | None,
+    centre: bool,
+    eps: float,
+) -> Tensor:
+    """Runs a kernel that takes rows as a whole."""
+    columns = out.shape[-1]
+    rows = out.numel() // columns
+    height, width = _rows(columns)
+    own, grid = operands[0] if scale is None else scale, (triton.cdiv(rows, height),)
+    kernel[grid](*operands, own, out, rows, columns, eps, scale is not None, centre, height, width)
     return out
 
 
@@ -239,8 +340,7 @@ def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, centre: bo
     """See `kernels.normalised_back`, for a norm over the last axis."""
     columns = g.shape[-1]
     rows, out = g.numel() // columns, torch.empty_like(g)
-    width = triton.next_power_of_2(columns)
-    height = max(1, 2048 // width)
+    height, width = _rows(columns)
     _normalised_back[(triton.cdiv(rows, height),)](
         g, inverse, inverse if scale is None else scale, out, rows, columns, scale is not None, centre, height, width
     )
@@ -265,6 +365,12 @@ def _tile(columns: int) -> tuple[int, int]:
     """Width and height of what a program takes of a matrix at once."""
     width = min(256, triton.next_power_of_2(columns))
     return width, 2048 // width
+
+
+def _rows(columns: int) -> tuple[int, int]:
+    """Height and width of what a program takes of a matrix whose rows it needs as a whole."""
+    width = triton.next_power_of_2(columns)
+    return max(1, 2048 // width), width
 
 
 def _grid(t: Tensor) -> tuple[int]:

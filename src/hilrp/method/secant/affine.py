@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +11,6 @@ from hilrp.method.autograd import linearised
 from hilrp.method.call import Call
 from hilrp.method.reindexing import placed, spread
 from hilrp.util.nested import tensors
-
-Rule = Callable[[Call], Any]
 
 
 def affine(call: Call) -> Any:
@@ -53,20 +49,6 @@ def _on_differences(call: Call) -> Any:
     with torch.no_grad():
         at = [call.run(lambda t: call.difference(t) if t.requires_grad else t), call.at_zero()]
     return at[0] - at[1] if isinstance(at[0], Tensor) else [a - b for a, b in zip(*at, strict=True)]
-
-
-def unbooked(rule: Rule) -> Rule:
-    """A rule that knows of references, or needs none; constants have no part in differences."""
-    return lambda call: rule(replace(call, account=lambda output, kind: _Nowhere()))
-
-
-class _Nowhere:
-    """An account that enters nothing."""
-
-    scale = 1.0
-
-    def __call__(self, constant: Tensor, g: Tensor | None) -> None: ...
-    def total(self, g: Tensor) -> None: ...
 
 
 def detach(call: Call) -> Tensor:

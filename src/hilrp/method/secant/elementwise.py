@@ -5,17 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hilrp.method.autograd import linearised
+from hilrp.method.autograd import finite_ratio, linearised
 from hilrp.method.call import Call
+from hilrp.method.normalisation import Norm
+from hilrp.method.secant import functions
 from hilrp.method.secant.affine import affine
 from hilrp.method.secant.products import product, root
 from hilrp.method.secant.shares import by_effects, by_sizes, carries, shared, with_value
+from hilrp.util.replaceable import Replaceable
 
 #: Functions that aren't defined everywhere: how close two values are goes by their size.
 _DOMAINS = frozenset("sqrt rsqrt reciprocal log log2 log10 log1p pow rpow".split())
 #: Functions made of straight pieces: a slope is exact, unless the two values are the same.
 _KINKED = frozenset(
-    "abs leaky_relu prelu rrelu relu6 hardtanh clamp clamp_min clamp_max threshold hardsigmoid hardshrink softshrink".split()
+    "abs leaky_relu prelu rrelu relu6 hardtanh clamp clamp_min clamp_max threshold hardsigmoid hardshrink "
+    "softshrink".split()
 )
 #: Functions of steps have no slope.
 _STEPS = frozenset("floor ceil round trunc sign div".split())
@@ -33,32 +37,56 @@ def elementwise(call: Call) -> Tensor:
     if len(carriers) > 1 or y.shape != carriers[0].shape:
         return by_effects(call, carriers)
     (a,) = carriers
+    operands = a.detach(), call.before(a), y, call.output_before
     with torch.no_grad():
-        slope = _slope(call, a, y)
+        slope = _slope_in_pieces(call, a, operands) if len(call.operands) == 1 else _slope(call, a, *operands)
     return linearised(a, y, slope)
 
 
-def _slope(call: Call, a: Tensor, y: Tensor) -> Tensor:
+def _slope_in_pieces(call: Call, a: Tensor, operands: tuple[Tensor, ...]) -> Tensor:
+    """The same as `_slope`, for which what is computed on the way is several times as large as the result."""
+    pieces = -(-a.numel() // 2**21)
+    if pieces <= 1:
+        return _slope(call, a, *operands)
+    slope = torch.empty_like(a, dtype=torch.promote_types(a.dtype, torch.float32))
+    for out, *part in zip(*(t.chunk(pieces) for t in (slope, *operands)), strict=True):
+        out.copy_(_slope(call, a, *part))
+    return slope
+
+
+def _slope(call: Call, a: Tensor, now: Tensor, before: Tensor, y: Tensor, y0: Tensor) -> Tensor:
+    """The slopes of (part of) a call, ``a`` being its operand as a whole."""
     # Half types are too coarse to look for a slope beside a point.
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    now, before = a.to(wide), call.before(a).to(wide)
-    change = now - before
-    slope = (y.to(wide) - call.output_before.to(wide)).div_(change)
+    now, before, y, y0 = (t.to(wide) for t in (now, before, y, y0))
     if call.name in _STEPS:
-        return slope.nan_to_num_(0.0, 0.0, 0.0)
+        return finite_ratio(y - y0, now - before)
     if call.name == "relu":
-        return torch.where(change == 0, (y > 0).to(slope), slope)
-    close, middle = change == 0, torch.sub(now, change, alpha=0.5)
-    if call.name not in _KINKED:
-        size = middle.abs() if call.name in _DOMAINS else middle.abs().clamp_(min=1)
-        close = change.abs_() < size.mul_(torch.finfo(wide).eps ** 0.8)
-    limit = _derivative(call, a, middle)
-    if call.name in _DOMAINS:
+        change = now - before
+        return torch.where(change == 0, (y > 0).to(wide), (y - y0).div_(change))
+    middle = torch.lerp(now, before, 0.5)
+    limit = derivative(call, a, middle)
+    fine = 0.0 if call.name in _KINKED else torch.finfo(wide).eps ** 0.8
+    return chord(y, y0, now, before, limit, fine, call.name in _DOMAINS)
+
+
+@Replaceable
+def chord(y: Tensor, y0: Tensor, now: Tensor, before: Tensor, limit: Tensor, fine: float, domain: bool) -> Tensor:
+    """``(y - y0) / (now - before)``, and where these agree but for rounding, the ``limit``.
+
+    How close is close goes by the size of the values, or one; with a ``domain`` by their size alone, unless the limit
+    isn't finite. Without fineness they have to be equal.
+    """
+    change, middle = now - before, (now + before).abs_().mul_(0.5)
+    size = middle if domain else middle.clamp_(min=1)
+    close = change.abs() < size.mul_(fine) if fine else change == 0
+    if domain:
         close &= limit.isfinite()
-    return torch.where(close, limit, slope).nan_to_num_(0.0, 0.0, 0.0)
+    return torch.where(close, limit, (y - y0).div_(change)).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def _derivative(call: Call, a: Tensor, middle: Tensor) -> Tensor:
+@Replaceable
+def derivative(call: Call, a: Tensor, middle: Tensor) -> Tensor:
     """The slope at the midpoint, for values that agree but for rounding."""
     with torch.enable_grad():
         leaf = middle.detach().requires_grad_()
@@ -67,6 +95,14 @@ def _derivative(call: Call, a: Tensor, middle: Tensor) -> Tensor:
         return torch.zeros_like(middle)
     (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
     return slope
+
+
+def normalise(call: Call) -> Tensor:
+    """layer_norm, rms_norm, group_norm, instance_norm: with a divisor that varies, too."""
+    if call.name == "instance_norm" and not call.argument(5, "use_input_stats"):
+        return affine(call)
+    norm = Norm.of(call)
+    return functions.normalise(norm, call.before(norm.x), call.value()) if norm.x.requires_grad else call.value()
 
 
 def divide(call: Call) -> Tensor:

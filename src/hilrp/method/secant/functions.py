@@ -16,6 +16,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hilrp.method.autograd import standardised
+from hilrp.method.normalisation import Norm
+from hilrp.util.replaceable import Replaceable
 
 #: Queries whose attention weights are in memory at once, when they are computed anew in the backward pass.
 _ROWS = 1024
@@ -71,26 +73,29 @@ def softmax(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> T
 
 class _Normalise(Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, x0: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
-    ) -> Tensor:  # fmt: skip
-        (c, n, s), (c0, n0, s0) = (_centred(each.reshape(groups), centre, eps) for each in (x, x0))
-        ctx.save_for_backward((c + c0).mul_(0.5), (n + n0).mul_(0.5), 2 / (s + s0), scale)
-        ctx.groups, ctx.centre, ctx.dtype = groups, centre, x.dtype
+    def forward(ctx: Any, x: Tensor, x0: Tensor, value: Tensor, norm: Norm) -> Tensor:
+        # Of the two inputs all else can be computed again.
+        ctx.save_for_backward(x, x0, norm.scale)
+        ctx.norm = norm._replace(x=x.new_empty(0), scale=None, shift=None)  # the graph holds no tensor twice
         return value.detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        middle, normal, inverse, scale = ctx.saved_tensors
-        shape = g.shape
-        if scale is not None:
-            g = g * scale
-        g = g.reshape(ctx.groups).to(middle.dtype) * inverse
-        found = g - middle * (inverse * (g * normal).mean(-1, keepdim=True))
-        if ctx.centre:
-            found = found - found.mean(-1, keepdim=True)
-        return found.reshape(shape).to(ctx.dtype), None, None, None, None, None, None
+        x, x0, scale = ctx.saved_tensors
+        return through_norm(g, x, x0, ctx.norm._replace(scale=scale)).to(x.dtype), None, None, None
+
+
+@Replaceable
+def through_norm(g: Tensor, x: Tensor, x0: Tensor, norm: Norm) -> Tensor:
+    """The gradient of what is normalised: ``h - cbar mean(h ybar) / sbar`` with ``h = g scale / sbar``, centred."""
+    (c, n, s), (c0, n0, s0) = (_centred(each.reshape(norm.groups), norm.centre, norm.eps) for each in (x, x0))
+    middle, normal, inverse = (c + c0).mul_(0.5), (n + n0).mul_(0.5), 2 / (s + s0)
+    h = (g if norm.scale is None else g * norm.scale).reshape(norm.groups).to(middle.dtype) * inverse
+    found = h - middle * (inverse * (h * normal).mean(-1, keepdim=True))
+    if norm.centre:
+        found = found - found.mean(-1, keepdim=True)
+    return found.reshape(g.shape)
 
 
 def _centred(x: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,16 +108,14 @@ def _centred(x: Tensor, centre: bool, eps: float) -> tuple[Tensor, Tensor, Tenso
     return x - mean, normal, 1 / inverse
 
 
-def normalise(
-    x: Tensor, x0: Tensor, value: Tensor, groups: tuple[int, ...], scale: Tensor | None, centre: bool, eps: float
-) -> Tensor:
+def normalise(norm: Norm, x0: Tensor, value: Tensor) -> Tensor:
     """``(x - mean) / std * scale`` over the last axis of ``x.reshape(groups)``, with a divisor that varies, too.
 
     With ``c = x - mean``, the standard deviation ``s``, ``y = c / s`` and bars for the mean of the two passes, ``c = y
     s`` gives ``D y = (D c - ybar D s) / sbar`` with ``D s = mean(cbar D c) / sbar``. This holds also where one of the
     two has next to no spread.
     """
-    return _Normalise.apply(x, x0, value, groups, scale, centre, eps)
+    return _Normalise.apply(norm.x, x0, value, norm)
 
 
 class _Attention(Function):
@@ -199,8 +202,13 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None, rows: slice, causal: bool
     return s.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else s + part
 
 
-def beyond_masks(operands: list[Tensor], operands0: list[Tensor], masks: tuple[Tensor | None, Tensor | None], scale: float,
-                 causal: bool) -> Tensor:  # fmt: skip
+def beyond_masks(
+    operands: list[Tensor],
+    operands0: list[Tensor],
+    masks: tuple[Tensor | None, Tensor | None],
+    scale: float,
+    causal: bool,
+) -> Tensor:
     """What of attention's difference comes from masks that differ, and not from queries, keys and values."""
     q, k, v, mask, q0, k0, v0, mask0 = _prepared([*operands, masks[0], *operands0, masks[1]], scale)
     rows = slice(None)
@@ -209,8 +217,14 @@ def beyond_masks(operands: list[Tensor], operands0: list[Tensor], masks: tuple[T
     return ((a - a0 - through_softmax(change, mean, -1)) @ ((v + v0) / 2)).to(operands[0].dtype)
 
 
-def attention(operands: list[Tensor], operands0: list[Tensor], masks: tuple[Tensor | None, Tensor | None], value: Tensor,
-              scale: float, causal: bool) -> Tensor:  # fmt: skip
+def attention(
+    operands: list[Tensor],
+    operands0: list[Tensor],
+    masks: tuple[Tensor | None, Tensor | None],
+    value: Tensor,
+    scale: float,
+    causal: bool,
+) -> Tensor:
     """``softmax(q k^T) v``: midpoints for both products, and `softmax` between them.
 
     The weights are computed anew in the backward pass, some queries at a time.
@@ -219,29 +233,19 @@ def attention(operands: list[Tensor], operands0: list[Tensor], masks: tuple[Tens
     return _Attention.apply(q, k, v, masks[0], q0, k0, v0, masks[1], value, scale, causal)
 
 
-class _Shared(Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, slopes: list[Tensor], *operands: Tensor) -> Tensor:
-        ctx.save_for_backward(*slopes)
-        ctx.shapes = [(t.shape, t.dtype) for t in operands]
-        return value.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        pairs = zip(ctx.saved_tensors, ctx.shapes, strict=True)
-        return None, None, *((g * slope).sum_to_size(shape).to(dtype) for slope, (shape, dtype) in pairs)
-
-
-def shared(value: Tensor, operands: list[Tensor], slopes: list[Tensor]) -> Tensor:
-    """``value``, of which each operand gets its slope times the gradient; operands broadcast against it."""
-    return _Shared.apply(value, slopes, *operands)
-
-
 class _Selected(Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, value: Tensor, index: Tensor, index0: Tensor, part: Tensor, left: Tensor | None, change: Tensor,
-                axes: tuple[int, int]) -> Tensor:  # fmt: skip
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        value: Tensor,
+        index: Tensor,
+        index0: Tensor,
+        part: Tensor,
+        left: Tensor | None,
+        change: Tensor,
+        axes: tuple[int, int],
+    ) -> Tensor:
         ctx.save_for_backward(index, index0, part, left, change)
         ctx.axes, ctx.shape, ctx.dtype = axes, a.shape, a.dtype
         return value.detach()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hilrp.method import linear
-from hilrp.method.autograd import bounded, linearised, magnitude, redistribute
+from hilrp.method.autograd import linearised
 from hilrp.method.call import Call, Level
 from hilrp.method.secant import functions
 from hilrp.method.secant.shares import along, by_sizes, looked_up, orders, shared, with_value
@@ -22,39 +22,12 @@ def layer(call: Call) -> Tensor:
     _, weight, bias = (call.argument(i, name) for i, name in enumerate(("input", "weight", "bias")))
     if call.changes(weight) or (bias is not None and call.changes(bias)):
         return product(call)
-    return weighted(call)
+    return linear.weighted(call)
 
 
 def mix(call: Call) -> Tensor:
     """matmul, einsum and kin."""
-    return weighted(call) if sum(map(call.changes, call.operands)) == 1 else product(call)
-
-
-def weighted(call: Call) -> Tensor:
-    """A weighted sum: the linear rule, applied to differences, without a bias."""
-    rules, y = call.rules, linear.run(call)
-    gamma = linear.gamma_of(call)
-    if (
-        not y.requires_grad
-        or rules.linear == "epsilon"
-        or (gamma == 0 and rules.linear == "gamma")
-        or any(t.is_complex() for t in call.operands)
-    ):
-        return y
-    bound = linear.Bound.of(call) if rules.linear == "bounded" else None
-    if bound is not None and bound.none:
-        return y
-    bias = linear.bias_of(call)
-
-    def size(t: Tensor) -> Tensor:
-        if t is bias:
-            return torch.zeros_like(t)
-        return magnitude(t, call.before(t) if call.changes(t) else None)
-
-    change, sizes = y.detach() - call.output_before, linear.run(call, size)
-    if bound is not None:
-        return bounded(y, sizes, bound, change)
-    return redistribute(y, sizes, (gamma / 2) / (1 + gamma / 2), change)
+    return linear.weighted(call) if sum(map(call.changes, call.operands)) == 1 else product(call)
 
 
 def product(call: Call) -> Tensor:

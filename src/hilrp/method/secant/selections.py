@@ -12,7 +12,8 @@ from hilrp.method.call import Call
 from hilrp.method.secant import functions
 from hilrp.method.secant.affine import affine
 from hilrp.method.secant.elementwise import elementwise
-from hilrp.method.secant.shares import along, no_form, shared, sized
+from hilrp.method.secant.shares import along, shared, sized
+from hilrp.method.table import no_form
 
 
 def pool(call: Call) -> Any:
@@ -71,6 +72,9 @@ def ordered(call: Call) -> Any:
     dim = call.argument(position, "dim", -1)
     dim = (-1 if not isinstance(dim, int) or isinstance(dim, bool) else dim) % a.ndim
     index, index0 = value[1], before[1]
+    if call.name == "sort":  # among equal values torch's order depends on what else is in the batch
+        down = bool(call.argument(2, "descending", False))
+        index, index0 = (t.sort(dim=dim, descending=down, stable=True).indices for t in (a.detach(), call.before(a)))
     if index.ndim < a.ndim:
         index, index0 = index.unsqueeze(dim), index0.unsqueeze(dim)
     out = functions.selected((a, call.before(a)), (value[0], before[0]), (index, index0), (dim, dim), rest=True)

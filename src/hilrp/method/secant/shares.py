@@ -11,18 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hilrp.method import autograd
 from hilrp.method.call import Call
-from hilrp.method.secant import functions
-from hilrp.util.errors import AuditError
-
-
-def no_form(name: str) -> AuditError:
-    """What to say of an operation that can't be explained relative to a reference."""
-    return AuditError(
-        f'The operation `{name}` has no form relative to a reference. Explain without one (rules="hilrp"), or give it '
-        "a "
-        "rule that has: hilrp.register with a name or with a function that writes it in known operations."
-    )
 
 
 def with_value(call: Call, one: Tensor, value: Tensor, others: Callable[[Tensor], Tensor]) -> Tensor:
@@ -52,7 +42,7 @@ def along(t: Tensor, dim: Any) -> Tensor:
 
 def shared(call: Call, operands: list[Tensor], slopes: list[Tensor]) -> Tensor:
     """The operation's value, of which each operand gets its slope times the gradient."""
-    return functions.shared(call.value(), operands, slopes) if operands else call.value()
+    return autograd.shared(call.value(), operands, slopes)
 
 
 def sized(call: Call, carriers: list[Tensor], y: Tensor) -> tuple[list[Tensor], Tensor]:

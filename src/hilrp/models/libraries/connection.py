@@ -31,7 +31,8 @@ _lock = threading.Lock()
 def unreachable(url: str) -> str | None:
     """Why nothing can be had from an address, or ``None`` if its host, or the proxy before it, accepts connections.
 
-    It takes no longer than two seconds, or than the hub's own setting ``HF_HUB_ETAG_TIMEOUT``, where a connection is slow.
+    It takes no longer than two seconds, or than the hub's own setting ``HF_HUB_ETAG_TIMEOUT``, where a connection is
+    slow.
     """
     host, port = _first_hop(url)
     asked, why = _answers.get((host, port), (0.0, None))
@@ -42,7 +43,7 @@ def unreachable(url: str) -> str | None:
 
 
 def _patience() -> float:
-    """For how many seconds a connection is waited for: two, where the setting is no number."""
+    """How many seconds to wait for a connection: two, where the setting is no number."""
     try:
         return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 2.0)
     except ValueError:

@@ -84,7 +84,7 @@ class Detector(nn.Module):
         parts = self._parts(self.detector)
         # The engine doesn't look: it would hold what is found on a reference beside what is found here.
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            places, origins, labels, scores = _found(self.detector, parts, x.detach())
+            places, origins, labels, scores = _detected(self.detector, parts, x.detach())
         images, _ = self.detector.transform(list(x))
         features = self.detector.backbone(images.tensors)
         logits, boxes = parts.at(features, places, origins, labels.clamp(min=0), images.image_sizes)
@@ -96,8 +96,8 @@ class Detector(nn.Module):
         }
 
 
-def _found(detector: Any, parts: _OneStage | _TwoStages, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each object: its place ``[B,K,4]``, which of the image's that is ``[B,K]``, its label and its score."""
+def _detected(detector: Any, parts: _OneStage | _TwoStages, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The objects of each image: places ``[B,K,4]``, which of the image's boxes each is ``[B,K]``, labels, scores."""
     with parts.watched() as seen:
         objects = detector(list(x))
     count = max(1, *(len(each["labels"]) for each in objects))
@@ -223,5 +223,5 @@ class _TwoStages:
 
 
 def _picked(values: Tensor, index: Tensor) -> Tensor:
-    """Of ``[B,N,D]``, those of an index ``[B,K]``: ``[B,K,D]``."""
+    """The entries of ``values`` ``[B,N,D]`` at an index ``[B,K]``: ``[B,K,D]``."""
     return values.gather(1, index.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

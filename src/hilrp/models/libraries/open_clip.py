@@ -30,8 +30,8 @@ def kinds() -> list[str]:
 
 
 _KINDS = (
-    "ViT-B-32", "ViT-B-32-quickgelu", "RN50", "coca_ViT-B-32", "ViT-B-16-SigLIP", "convnext_tiny", "EVA02-B-16", "MobileCLIP-S1", "ViTamin-S",
-    "PE-Core-T-16-384", "swin_base_patch4_window7_224", "vit_medium_patch16_gap_256",
+    "ViT-B-32", "ViT-B-32-quickgelu", "RN50", "coca_ViT-B-32", "ViT-B-16-SigLIP", "convnext_tiny", "EVA02-B-16",
+    "MobileCLIP-S1", "ViTamin-S", "PE-Core-T-16-384", "swin_base_patch4_window7_224", "vit_medium_patch16_gap_256",
 )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def similarity(output: Any) -> Tensor:
 
 
 def trained() -> list[str]:
-    """Those with published weights."""
+    """The names of models that have published weights."""
     return [name for name in names() if open_clip.list_pretrained_tags_by_model(name)]
 
 

@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def trained() -> list[str]:
-    """Those with published weights."""
+    """The names of models that have published weights."""
     return list(timm.list_models(pretrained=True))
 
 
@@ -101,7 +101,7 @@ def resized(loaded: Loaded, size: int) -> Loaded:
 
 
 def preprocessing(model: nn.Module, size: int | None = None) -> Preprocess:
-    """That of a timm model's own configuration, or the same for images of another size."""
+    """The preprocessing of a timm model's own configuration, or the same for images of another size."""
     config = timm.data.resolve_data_config({} if size is None else {"input_size": (3, size, size)}, model=model)
     return Preprocess(timm.data.create_transform(**config), tuple(config["mean"]), tuple(config["std"]))
 

@@ -34,6 +34,12 @@ class Small(NamedTuple):
 _VIT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
 _VIT_16 = _VIT | {"image_size": 64, "patch_size": 16}
 _SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+_SWIN_BACKBONE = _SWIN | {
+    "model_type": "swin",
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 2, 4, 8],
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
 _PYRAMID = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 40, 64]}
 _HEADS = {"num_attention_heads": [1, 2, 5, 8]}
 _TEXT = _VIT | {
@@ -52,9 +58,18 @@ _RESNET = {
     "out_features": ["stage2", "stage3", "stage4"],
 }
 _DETR = {
-    "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "d_model": 32, "num_queries": 7, "encoder_layers": 2,
-    "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-}  # fmt: skip
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+    "d_model": 32,
+    "num_queries": 7,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
 _WORDS = {"input_ids": torch.arange(1, 9), "attention_mask": torch.ones(8, dtype=torch.long)}
 
 
@@ -90,8 +105,12 @@ SMALL: dict[str, Small] = {
     "vit_msn": Small("ViTMSNForImageClassification", _VIT_16),
     "ijepa": Small("IJepaForImageClassification", _VIT_16),
     "deit": Small("DeiTForImageClassificationWithTeacher", _VIT_16),
-    "beit": Small("BeitForImageClassification", _VIT_16 | {"use_relative_position_bias": True, "layer_scale_init_value": 0.1}),
-    "data2vec-vision": Small("Data2VecVisionForImageClassification", _VIT_16 | {"use_shared_relative_position_bias": True}),
+    "beit": Small(
+        "BeitForImageClassification", _VIT_16 | {"use_relative_position_bias": True, "layer_scale_init_value": 0.1}
+    ),
+    "data2vec-vision": Small(
+        "Data2VecVisionForImageClassification", _VIT_16 | {"use_shared_relative_position_bias": True}
+    ),
     "dinov2": Small("Dinov2ForImageClassification", _VIT_16),
     "dinov2_with_registers": Small("Dinov2WithRegistersForImageClassification", _VIT_16 | {"use_swiglu_ffn": True}),
     "dinov3_vit": Small("DINOv3ViTModel", _VIT_16 | {"num_register_tokens": 2, "use_gated_mlp": True}, target=_pooled),
@@ -99,33 +118,148 @@ SMALL: dict[str, Small] = {
     "swinv2": Small("Swinv2ForImageClassification", _SWIN),
     "pvt": Small("PvtForImageClassification", _PYRAMID | _HEADS | {"image_size": 64}),
     "pvt_v2": Small("PvtV2ForImageClassification", _PYRAMID | _HEADS | {"image_size": 64}),
-    "mobilevit": Small("MobileViTForImageClassification", {"image_size": 64, "hidden_sizes": [32, 40, 48], "neck_hidden_sizes": [8, 16, 24, 32, 40, 48, 64]}),
-    "mobilevitv2": Small("MobileViTV2ForImageClassification", {"image_size": 64, "width_multiplier": 0.25, "base_attn_unit_dims": [64, 96, 128], "n_attn_blocks": [1, 1, 1]}),
-    "hiera": Small("HieraForImageClassification", {"image_size": [64, 64], "patch_stride": [4, 4], "embed_dim": 24, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8], "masked_unit_size": [8, 8]}),
-    "focalnet": Small("FocalNetForImageClassification", {"image_size": 64, "embed_dim": 24, "depths": [1, 1, 1, 1], "hidden_sizes": [24, 48, 96, 192]}),
+    "mobilevit": Small(
+        "MobileViTForImageClassification",
+        {"image_size": 64, "hidden_sizes": [32, 40, 48], "neck_hidden_sizes": [8, 16, 24, 32, 40, 48, 64]},
+    ),
+    "mobilevitv2": Small(
+        "MobileViTV2ForImageClassification",
+        {"image_size": 64, "width_multiplier": 0.25, "base_attn_unit_dims": [64, 96, 128], "n_attn_blocks": [1, 1, 1]},
+    ),
+    "hiera": Small(
+        "HieraForImageClassification",
+        {
+            "image_size": [64, 64],
+            "patch_stride": [4, 4],
+            "embed_dim": 24,
+            "depths": [1, 1, 2, 1],
+            "num_heads": [1, 2, 4, 8],
+            "masked_unit_size": [8, 8],
+        },
+    ),
+    "focalnet": Small(
+        "FocalNetForImageClassification",
+        {"image_size": 64, "embed_dim": 24, "depths": [1, 1, 1, 1], "hidden_sizes": [24, 48, 96, 192]},
+    ),
     "cvt": Small("CvtForImageClassification", {"embed_dim": [16, 32, 48], "num_heads": [1, 2, 3], "depth": [1, 2, 3]}),
-    "levit": Small("LevitForImageClassification", {"image_size": 64, "hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1], "key_dim": [8, 8, 8], "mlp_ratio": [2, 2, 2], "attention_ratio": [2, 2, 2]}),
+    "levit": Small(
+        "LevitForImageClassification",
+        {
+            "image_size": 64,
+            "hidden_sizes": [32, 48, 64],
+            "num_attention_heads": [2, 3, 4],
+            "depths": [1, 1, 1],
+            "key_dim": [8, 8, 8],
+            "mlp_ratio": [2, 2, 2],
+            "attention_ratio": [2, 2, 2],
+        },
+    ),
     "poolformer": Small("PoolFormerForImageClassification", _PYRAMID),
     "convnext": Small("ConvNextForImageClassification", _PYRAMID),
     "convnextv2": Small("ConvNextV2ForImageClassification", _PYRAMID),
-    "resnet": Small("ResNetForImageClassification", {"embedding_size": 16, "hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1]}),
-    "regnet": Small("RegNetForImageClassification", {"embedding_size": 16, "hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1], "groups_width": 8}),
-    "bit": Small("BitForImageClassification", {"embedding_size": 32, "hidden_sizes": [128, 128, 256, 256], "depths": [1, 1, 1, 1], "num_groups": 4}),
+    "resnet": Small(
+        "ResNetForImageClassification", {"embedding_size": 16, "hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1]}
+    ),
+    "regnet": Small(
+        "RegNetForImageClassification",
+        {"embedding_size": 16, "hidden_sizes": [16, 24, 32, 48], "depths": [1, 1, 1, 1], "groups_width": 8},
+    ),
+    "bit": Small(
+        "BitForImageClassification",
+        {"embedding_size": 32, "hidden_sizes": [128, 128, 256, 256], "depths": [1, 1, 1, 1], "num_groups": 4},
+    ),
     "mobilenet_v2": Small("MobileNetV2ForImageClassification", {"depth_multiplier": 0.35}),
-    "efficientnet": Small("EfficientNetForImageClassification", {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320}),
+    "efficientnet": Small(
+        "EfficientNetForImageClassification", {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320}
+    ),
     "clip": Small("CLIPModel", {"projection_dim": 24, "vision_config": _VIT_16, "text_config": _TEXT}, **_SIMILAR),
-    "siglip": Small("SiglipModel", {"vision_config": _VIT_16, "text_config": _TEXT | {"projection_size": 48}}, **_SIMILAR),
-    "segformer": Small("SegformerForSemanticSegmentation", _PYRAMID | {"num_attention_heads": [1, 2, 5, 8], "decoder_hidden_size": 32}),
-    "upernet": Small("UperNetForSemanticSegmentation", {"backbone_config": _SWIN | {"model_type": "swin", "out_features": ["stage1", "stage2"]}, "hidden_size": 32, "pool_scales": [1, 2], "use_auxiliary_head": False}),
-    "mask2former": Small("Mask2FormerForUniversalSegmentation", {"backbone_config": _SWIN | {"model_type": "swin", "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8], "out_features": ["stage1", "stage2", "stage3", "stage4"]}, "hidden_dim": 32, "mask_feature_size": 32, "feature_size": 32, "num_queries": 7, "encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 4, "dim_feedforward": 48, "encoder_feedforward_dim": 48}, target=_masks),
-    "maskformer": Small("MaskFormerForInstanceSegmentation", {"fpn_feature_size": 32, "mask_feature_size": 32, "backbone_config": _SWIN | {"model_type": "swin", "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8], "out_features": ["stage1", "stage2", "stage3", "stage4"]}, "decoder_config": {"model_type": "detr"} | _DETR}, target=_masks),
+    "siglip": Small(
+        "SiglipModel", {"vision_config": _VIT_16, "text_config": _TEXT | {"projection_size": 48}}, **_SIMILAR
+    ),
+    "segformer": Small(
+        "SegformerForSemanticSegmentation", _PYRAMID | {"num_attention_heads": [1, 2, 5, 8], "decoder_hidden_size": 32}
+    ),
+    "upernet": Small(
+        "UperNetForSemanticSegmentation",
+        {
+            "backbone_config": _SWIN | {"model_type": "swin", "out_features": ["stage1", "stage2"]},
+            "hidden_size": 32,
+            "pool_scales": [1, 2],
+            "use_auxiliary_head": False,
+        },
+    ),
+    "mask2former": Small(
+        "Mask2FormerForUniversalSegmentation",
+        {
+            "backbone_config": _SWIN_BACKBONE,
+            "hidden_dim": 32,
+            "mask_feature_size": 32,
+            "feature_size": 32,
+            "num_queries": 7,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "num_attention_heads": 4,
+            "dim_feedforward": 48,
+            "encoder_feedforward_dim": 48,
+        },
+        target=_masks,
+    ),
+    "maskformer": Small(
+        "MaskFormerForInstanceSegmentation",
+        {
+            "fpn_feature_size": 32,
+            "mask_feature_size": 32,
+            "backbone_config": _SWIN_BACKBONE,
+            "decoder_config": {"model_type": "detr"} | _DETR,
+        },
+        target=_masks,
+    ),
     "detr": Small("DetrForObjectDetection", _DETR | {"backbone_config": _RESNET}),
-    "deformable_detr": Small("DeformableDetrForObjectDetection", _DETR | {"backbone_config": _RESNET, "num_feature_levels": 3}),
+    "deformable_detr": Small(
+        "DeformableDetrForObjectDetection", _DETR | {"backbone_config": _RESNET, "num_feature_levels": 3}
+    ),
     "yolos": Small("YolosForObjectDetection", _VIT_16 | {"image_size": [64, 64], "num_detection_tokens": 7}),
-    "dpt": Small("DPTForSemanticSegmentation", _VIT_16 | {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 16, 24, 32], "fusion_hidden_size": 24, "use_auxiliary_head": False}),
-    "glpn": Small("GLPNForDepthEstimation", _PYRAMID | {"num_attention_heads": [1, 2, 5, 8], "decoder_hidden_size": 16}, target=_depth),
-    "sam": Small("SamModel", {"vision_config": _VIT | {"image_size": 64, "patch_size": 8, "window_size": 3, "global_attn_indexes": [1], "output_channels": 32, "num_pos_feats": 16, "mlp_dim": 96}, "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 8, "mask_input_channels": 8}, "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 48, "num_attention_heads": 4, "iou_head_hidden_dim": 32}}, target=_sam_masks, constants={"input_points": torch.tensor([[[20.0, 30.0]]])}),
-}  # fmt: skip
+    "dpt": Small(
+        "DPTForSemanticSegmentation",
+        _VIT_16
+        | {
+            "num_hidden_layers": 4,
+            "backbone_out_indices": [0, 1, 2, 3],
+            "neck_hidden_sizes": [8, 16, 24, 32],
+            "fusion_hidden_size": 24,
+            "use_auxiliary_head": False,
+        },
+    ),
+    "glpn": Small(
+        "GLPNForDepthEstimation",
+        _PYRAMID | {"num_attention_heads": [1, 2, 5, 8], "decoder_hidden_size": 16},
+        target=_depth,
+    ),
+    "sam": Small(
+        "SamModel",
+        {
+            "vision_config": _VIT
+            | {
+                "image_size": 64,
+                "patch_size": 8,
+                "window_size": 3,
+                "global_attn_indexes": [1],
+                "output_channels": 32,
+                "num_pos_feats": 16,
+                "mlp_dim": 96,
+            },
+            "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 8, "mask_input_channels": 8},
+            "mask_decoder_config": {
+                "hidden_size": 32,
+                "mlp_dim": 48,
+                "num_attention_heads": 4,
+                "iou_head_hidden_dim": 32,
+            },
+        },
+        target=_sam_masks,
+        constants={"input_points": torch.tensor([[[20.0, 30.0]]])},
+    ),
+}
 
 
 def names() -> list[str]:

@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 
 def others() -> list[str]:
-    """Those that are no classifiers."""
+    """The names of the models that are no classifiers."""
     return list(OTHERS)
 
 

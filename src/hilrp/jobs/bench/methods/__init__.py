@@ -41,7 +41,13 @@ METHODS = {
         Method("grad-cam", "Grad-CAM", "cam", _later("cams", "grad_cam"), signed=False),
         Method("grad-cam++", "Grad-CAM++", "cam", _later("cams", "grad_cam_plus_plus"), signed=False),
         Method("rollout", "Attention Rollout", "attention", _later("attention", "rollout"), signed=False),
-        Method("attention-gradient", "Attention-gradient", "attention", _later("attention", "attention_gradient"), signed=False),
+        Method(
+            "attention-gradient",
+            "Attention-gradient",
+            "attention",
+            _later("attention", "attention_gradient"),
+            signed=False,
+        ),
         Method("saliency", "Saliency", "gradient", _later("gradients", "saliency"), signed=False),
         Method("input-x-gradient", "Input x Gradient", "gradient", _later("gradients", "input_x_gradient")),
         Method("integrated-gradients", "Integrated Gradients", "gradient", _later("gradients", "integrated_gradients")),
@@ -59,7 +65,7 @@ METHODS = {
         Method("random", "random", "control", _later("controls", "random"), signed=False),
         Method("centre-gaussian", "centre Gaussian", "control", _later("controls", "centre_gaussian"), signed=False),
     )
-}  # fmt: skip
+}
 
 
 def find(name: str) -> Method:

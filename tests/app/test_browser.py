@@ -1,0 +1,337 @@
+"""The page in a real browser: Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.paths import SCRIPTS
+
+pytest.importorskip("gradio")
+pytest.importorskip("playwright")
+sys.path.insert(0, str(SCRIPTS))
+
+import chromium
+
+pytestmark = pytest.mark.skipif(
+    chromium.find() is None, reason="there is no Chromium, and none could be installed: scripts/chromium.py"
+)
+PATIENCE = 45_000
+#: Runs in the server's process before anything else: writes down every host that it looks for and isn't this machine.
+SPY = """
+import socket
+
+def note(name):
+    with open({log!r}, "a") as file:
+        file.write(str(name) + "\\n")
+
+def watch(function, host):
+    def watched(*args, **options):
+        name = host(*args)
+        if name not in (None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"):
+            note(name)
+        return function(*args, **options)
+    return watched
+
+note("watching")
+socket.getaddrinfo = watch(socket.getaddrinfo, lambda host, *_: host.decode() if isinstance(host, bytes) else host)
+host_of = lambda _, address: address[0] if isinstance(address, tuple) else None
+socket.socket.connect = watch(socket.socket.connect, host_of)
+"""
+
+
+@pytest.fixture(scope="module")
+def uploads(tmp_path_factory) -> Path:
+    """The folder for temporary files of the server."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, uploads) -> Iterator[str]:
+    """The command, run as a user does; its address."""
+    folder, spy = uploads, tmp_path_factory.mktemp("spy")
+    (spy / "sitecustomize.py").write_text(SPY.format(log=str(spy / "asked.txt")))
+    places = os.pathsep.join([str(spy), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with chromium.served({"PYTHONPATH": places, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
+        yield address
+    assert not [p for p in folder.rglob("*") if "hilrp-serve" in str(p)]
+    assert (spy / "asked.txt").read_text().split() == ["watching"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with chromium.opened() as found:
+        yield found
+
+
+#: Another explanation is there: not only its address, but its page, drawn.
+SHOWN = """old => {
+    const frame = document.querySelector("iframe.viewer"), src = frame?.getAttribute("src");
+    if (!src || src === old || !frame.contentWindow.location.href.endsWith(src.slice(1))) return false;
+    return Boolean(frame.contentDocument.querySelector("#region")?.textContent);
+}"""
+
+
+class Tab:
+    """An open tab, and what is seen in it."""
+
+    def __init__(self, browser, address: str) -> None:
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+        self.page = browser.new_context(viewport={"width": 1400, "height": 1500}, accept_downloads=True).new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(address)
+        self.frame = self.page.frame_locator("iframe.viewer")
+        self.page.wait_for_function(SHOWN, arg="")
+
+    @property
+    def title(self) -> str:
+        return self.frame.locator("h1").inner_text()
+
+    @property
+    def problem(self) -> str:
+        return self.page.locator("#status").inner_text()
+
+    def shows(self, action: Callable[[], object]) -> str:
+        """Does something, waits for another explanation, and returns what it is of."""
+        before = self.page.locator("iframe.viewer").get_attribute("src")
+        action()
+        self.page.wait_for_function(SHOWN, arg=before)
+        return self.title
+
+    def upload(self, *files: Path) -> None:
+        self.page.set_input_files("#upload input[type=file]", [str(f) for f in files])
+
+    def choose(self, field: str, text: str) -> None:
+        entry = self.page.locator(f"#{field} input")
+        entry.click()
+        entry.fill(text)
+        entry.press("Enter")
+
+    def drag(self, left: float, top: float, right: float, bottom: float) -> str:
+        """Drags a rectangle, in parts of the picture, and returns what is said of it."""
+        self.frame.locator("#view").scroll_into_view_if_needed()
+        box = self.frame.locator("#view").bounding_box()
+        mouse = self.page.mouse
+        mouse.move(box["x"] + left * box["width"], box["y"] + top * box["height"])
+        mouse.down()
+        mouse.move(box["x"] + right * box["width"], box["y"] + bottom * box["height"])
+        mouse.up()
+        return self.frame.locator("#region").inner_text()
+
+    def pixels(self) -> list[int]:
+        """What is drawn."""
+        return self.frame.locator("#view").evaluate(
+            "c => Array.from(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).filter((_, i) => i % 397 "
+            "=== 0)"
+        )
+
+    def close(self) -> None:
+        self.page.context.close()
+
+
+@pytest.fixture
+def tab(browser, served) -> Iterator[Tab]:
+    found = Tab(browser, served)
+    yield found
+    found.close()
+    assert found.errors == []
+
+
+def exported(tab: Tab, kind: str, folder: Path) -> Path:
+    tab.page.get_by_role("tab", name="Take away").click()
+    with tab.page.expect_download() as download:
+        tab.page.locator(f'#exports a[href$="/{kind}"]').click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_look_at_a_scene(tab, tmp_path):
+    """What a new user sees and does: nothing has to be set up, a class is clicked, two are contrasted."""
+    assert tab.title == "red ring"
+    assert tab.page.locator("#predictions label").count() == 5
+    assert tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click()) == "yellow star"
+    assert tab.shows(lambda: tab.choose("against", "red ring")) == "yellow star rather than red ring"
+    assert tab.shows(lambda: tab.page.locator("#predictions label").nth(0).click()) == "red ring"
+    assert tab.shows(lambda: tab.choose("label", "blue cross")) == "blue cross"
+    assert "valid" in tab.frame.locator(".badge").inner_text()
+    assert tab.frame.locator("canvas.stage").count() == 4
+    assert tab.frame.locator("svg").count() == 2
+    assert {url.split("/")[2] for url in tab.asked if url.startswith("http")} == {tab.page.url.split("/")[2]}
+
+
+def test_read_the_map(tab, tmp_path):
+    """What a rectangle holds is what the map holds there."""
+    values = np.load(exported(tab, "npz", tmp_path))["map"][0]
+    tab.page.get_by_role("tab", name="Explanation").click()
+    assert tab.drag(0.002, 0.002, 0.998, 0.998).startswith("This region holds 100 % of the image")
+    said = tab.drag(0.501, 0.501, 0.998, 0.998)
+    corner = values[64:, 64:]
+    share = round(100 * corner[corner > 0].sum() / values[values > 0].sum())
+    assert f"holds {share} % of the image" in said
+    assert "on 25 % of the picture" in said
+    assert f"Together +{corner.sum():.2f}" in said
+    before = tab.pixels()
+    tab.frame.locator("#smoothing").fill("9")
+    assert tab.pixels() != before
+    assert tab.frame.locator("#region").inner_text() == said
+    tab.page.keyboard.press("Escape")
+    tab.frame.locator("#opacity").fill("0")
+    bare = tab.pixels()
+    tab.frame.locator("#positive").uncheck()
+    tab.frame.locator("#negative").uncheck()
+    tab.frame.locator("#opacity").fill("100")
+    assert tab.pixels() == bare
+    tab.frame.locator("#positive").check()
+    assert tab.pixels() != bare
+
+
+def test_pictures_of_ones_own(tab, tmp_path, uploads):
+    rng = np.random.default_rng(0)
+    files = [tmp_path / "first.png", tmp_path / "large.jpg"]
+    for path, size in zip(files, ((96, 96), (2600, 2100)), strict=True):
+        Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8)).save(path)
+    tab.shows(lambda: tab.upload(*files))
+    assert not any(path.stat().st_size for path in uploads.rglob("*") if path.is_file())
+    assert "large.jpg" in tab.frame.locator("main").inner_text()
+    assert "was scaled down to 2048 x 1654" in tab.frame.locator("main").inner_text()
+    assert tab.page.locator("#pictures label").count() == 3
+    tab.shows(lambda: tab.page.locator("#pictures label").nth(1).click())
+    assert "first.png" in tab.frame.locator("main").inner_text()
+    broken = tmp_path / "scan.dcm"
+    broken.write_bytes(b"DICM")
+    before = tab.title
+    tab.upload(broken)
+    tab.page.wait_for_selector("#status .problem")
+    assert tab.problem.startswith("scan.dcm: not a readable image")
+    assert tab.title == before
+    tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click())
+    assert tab.problem == ""
+
+
+def test_models_and_their_questions(tab):
+    """Segmentation, detection, captions; and a name that nobody has."""
+    published = tab.page.locator("#published input, #published textarea")
+    published.fill("zoo/nonsense")
+    published.press("Enter")
+    tab.page.wait_for_selector("#status .problem")
+    assert "no model of that name" in tab.problem
+    tab.shows(lambda: tab.choose("model", "zoo/segmenter"))
+    assert "in the region" in tab.title
+    tab.drag(0.502, 0.502, 0.748, 0.873)
+    tab.shows(lambda: tab.frame.locator("#ask").click())
+    assert tab.page.locator("#region input, #region textarea").input_value() == "64, 64, 96, 112"
+    assert "query" in tab.shows(lambda: tab.choose("model", "zoo/detector"))
+    tab.page.get_by_role("tab", name="Compare methods").click()
+    assert tab.page.locator("#compare").is_disabled()
+    tab.page.get_by_role("tab", name="Explanation").click()
+    tab.shows(lambda: tab.choose("model", "zoo/towers"))
+    caption = tab.page.locator("#caption input, #caption textarea")
+    caption.fill("a striped blue cross")
+    assert "a striped blue cross" in tab.shows(lambda: caption.press("Enter"))
+
+
+def test_compare_and_cancel(tab):
+    tab.page.get_by_role("tab", name="Compare methods").click()
+    methods = tab.page.locator("#methods")
+    for name in ("SmoothGrad", "Grad-CAM", "Attention-gradient"):
+        methods.get_by_label(name, exact=True).uncheck()
+    tab.page.locator("#compare").click()
+    tab.page.wait_for_function(
+        "() => document.querySelectorAll('#compared tr').length === 5 && "
+        "!document.querySelector('#compared').innerText.includes('Now ')"
+    )
+    text = tab.page.locator("#compared").inner_text()
+    assert "pointing" in text
+    assert "passes" in text
+    for name in ("RISE", "Occlusion", "LIME", "SmoothGrad", "VarGrad", "GradientSHAP"):
+        methods.get_by_label(name, exact=True).check()
+    tab.page.locator("#compare").click()
+    tab.page.wait_for_function("() => document.querySelector('#compared').innerText.includes('Now ')")
+    tab.page.locator("#cancel").click()
+    tab.page.wait_for_function("() => document.querySelector('#compared').innerText.includes('Stopped')")
+    assert tab.page.locator("#compared tr").count() < 11
+
+
+def test_take_away(tab, tmp_path):
+    made = {kind: exported(tab, kind, tmp_path) for kind in ("png", "svg", "pdf", "npz", "json", "py", "html")}
+    assert all(path.name == f"scene_14-red_ring.{kind}" for kind, path in made.items())
+    assert json.loads(made["json"].read_text())["explained"] == "red ring"
+    alone = tab.page.context.new_page()
+    alone.goto(made["html"].as_uri())
+    alone.locator("#region", has_text="Hover").wait_for()
+    drawn = alone.locator("#view").evaluate(
+        "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
+    )
+    assert drawn > 20
+    assert "explain(x, 3)" in tab.page.locator("#code").inner_text()
+
+
+def test_two_people_at_once(browser, served):
+    """Each sees what is theirs; what is closed is forgotten."""
+    first, second = Tab(browser, served), Tab(browser, served)
+    first.choose("scene", "3: a yellow triangle")
+    second.choose("scene", "11: a blue triangle")
+    for tab, name, number in ((first, "yellow triangle", 3), (second, "blue triangle", 11)):
+        tab.frame.locator("h1", has_text=name).wait_for()
+        assert f"scene {number}," in tab.frame.locator("main").inner_text()
+        assert tab.page.locator("#pictures label").count() == 2
+    address = served + first.page.locator("iframe.viewer").get_attribute("src").removeprefix("./")
+    assert second.page.request.get(address).status == 200
+    first.close()
+    deadline = time.monotonic() + 60
+    while second.page.request.get(address).status != 404:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert second.title == "blue triangle"
+    second.close()
+
+
+def test_forged_requests(served, tmp_path):
+    """A path in a request, of a file that was never sent: neither read nor deleted."""
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (8, 8)).save(secret)
+    with urlopen(f"{served}config") as answer:
+        events = json.load(answer)["dependencies"]
+    upload = next(each["id"] for each in events if any(name == "upload" for _, name in each["targets"]))
+    file = {"path": str(secret), "meta": {"_type": "gradio.FileData"}, "is_stream": True}
+    body = json.dumps({"data": [[file]], "fn_index": upload, "session_hash": "forged"}).encode()
+    join = Request(f"{served}gradio_api/queue/join", body, {"Content-Type": "application/json"})
+    urlopen(join, timeout=30).close()
+    with urlopen(f"{served}gradio_api/queue/data?session_hash=forged", timeout=30) as answer:
+        said = next(line for line in answer if b"process_completed" in line)
+    assert b'"success":false' in said
+    assert b"not uploaded by a user" in said
+    assert secret.exists()
+
+
+def test_it_stops_while_a_tab_is_open(browser, tmp_path):
+    """And leaves nothing behind, not even a checkpoint that was dropped and never loaded."""
+    weights = tmp_path / "mine.safetensors"
+    weights.write_bytes(b"0" * 100_000)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    with chromium.served({"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
+        tab = Tab(browser, address)
+        tab.page.get_by_role("button", name="Weights of your own").click()
+        tab.page.set_input_files("#checkpoint input[type=file]", [str(weights)])
+        tab.page.locator("#checkpoint", has_text="mine").wait_for()
+        tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click())
+        assert "mine" in tab.page.locator("#checkpoint").inner_text()
+        assert [path.stat().st_size for path in folder.rglob("mine*")] == [100_000]
+        started = time.monotonic()
+    assert time.monotonic() - started < 20
+    assert list(folder.rglob("hilrp-serve*")) == []
+    tab.close()

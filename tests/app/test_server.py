@@ -1,0 +1,309 @@
+"""The page without its face: comparisons, several people, and what is sent to a browser."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("gradio")
+
+from fastapi.testclient import TestClient
+
+import hilrp
+from helpers.pages import asked, begun, encoded, sent
+from hilrp.app import pictures
+from hilrp.app.actions import Actions
+from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
+from hilrp.app.server import make_app
+from hilrp.app.sessions import Session, Sessions
+from hilrp.app.table import comparison_table
+from hilrp.jobs.bench.methods import METHODS, Method
+from hilrp.util.errors import InputError
+
+# Comparisons ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison(controller):
+    session = begun(controller, "zoo/resnet")
+    result = controller.comparable(session)
+    *_, found = controller.compare(session, result, ["hilrp", "input-x-gradient", "rollout", "uniform"])
+    ours, gradient, rollout, uniform = found
+    np.testing.assert_allclose(ours.map, result.explanation.map[0].numpy(), rtol=1e-4, atol=1e-6)
+    assert ours.total == pytest.approx(float(result.explanation.ledger.share[0]), rel=1e-4)
+    assert set(gradient.figures) == {"pointing", "energy", "average precision", "IoU"}
+    inside = result.truth.numpy()
+    positive = np.clip(gradient.map, 0, None)
+    assert gradient.figures["energy"] == pytest.approx(positive[inside].sum() / positive.sum(), rel=1e-5)
+    assert rollout.map is None
+    assert rollout.error
+    assert uniform.total is None
+    assert all(each.seconds > 0 and each.passes > 0 for each in (ours, gradient, uniform))
+
+
+def test_without_truth_there_are_no_marks(controller, tmp_path):
+    session = begun(controller, "zoo/resnet")
+    controller.upload(session, [sent(tmp_path, "mine.png", encoded(Image.new("RGB", (128, 128), "red")))])
+    *_, found = controller.compare(session, controller.comparable(session), ["hilrp"])
+    assert found[0].figures == {}
+
+
+def test_contrasts_are_not_compared(controller):
+    session = begun(controller)
+    session.against = "1" if session.target != "1" else "2"
+    controller.explain(session)
+    with pytest.raises(InputError, match="compared on a class"):
+        controller.comparable(session)
+    with pytest.raises(InputError, match="No method"):
+        next(controller.compare(begun(controller), controller.comparable(begun(controller)), []))
+
+
+def test_a_comparison_ends_when_nobody_waits(controller, monkeypatch):
+    """In the midst of a method, too."""
+
+    def endless(model, x, target):
+        while True:
+            x = torch.sin(x)
+
+    monkeypatch.setitem(METHODS, "endless", Method("endless", "endless", "gradient", endless))
+    session = begun(controller)
+    result = controller.comparable(session)
+    run = controller.compare(session, result, ["hilrp", "endless", "saliency"])
+    assert len(next(run)) == 1
+    threading.Timer(0.5, lambda: session.stop.set()).start()
+    assert list(run) == []
+    assert not controller._turn.locked()
+
+
+def test_methods_take_turns(controller, monkeypatch):
+    """The model runs in nobody else's turn: hooks of other libraries see every thread."""
+    session = begun(controller, "zoo/resnet")
+    result = controller.comparable(session)
+    outside = []
+    hook = result.loaded.model.register_forward_hook(lambda *_: outside.append(controller._turn.locked()))
+    try:
+        list(controller.compare(session, result, ["hilrp", "saliency"]))
+    finally:
+        hook.remove()
+    assert len(outside) > 4
+    assert all(outside)
+
+
+def test_costs_are_in_passes_of_the_model(controller, monkeypatch):
+    times = iter([3.0, 2.0, 4.0, 6.0])
+    monkeypatch.setattr("hilrp.app.comparison._timed", lambda run, x: (next(times), run()))
+    session = begun(controller, "zoo/resnet")
+    *_, found = controller.compare(session, controller.comparable(session), ["hilrp"])
+    assert (found[0].seconds, found[0].passes) == (6.0, 3.0)
+
+
+def test_the_table_of_a_comparison(controller):
+    result = asked(controller, "zoo/resnet", "3")
+    maps = np.zeros((128, 128))
+    good = Compared(METHODS["hilrp"], maps, 0.5, 2.0, 0.9, {"pointing": 1.0, "energy": 0.8})
+    bad = Compared(METHODS["saliency"], maps, 0.1, 1.0, None, {"pointing": 0.0, "energy": 0.3})
+    none = Compared(METHODS["rollout"], error="no <b>attention</b>")
+    text = comparison_table([good, bad, none], result, ["lime"])
+    assert text.count("<td class=best>") == 2
+    assert "<td class=best>0.80</td>" in text
+    assert "no &lt;b&gt;attention" in text
+    assert "Now LIME; 3 of 4 are done" in text
+    assert "Stopped" in comparison_table([good], result, stopped=True)
+
+
+def test_a_stoppable_pass_is_the_same_pass():
+    loaded = hilrp.load("zoo/swin")
+    x = loaded.batch([pictures.scene(3).image])
+    plain = hilrp.explain(loaded.model, x, 3)
+    stop = threading.Event()
+    with Stoppable(stop):
+        watched = hilrp.explain(loaded.model, x, 3)
+    assert torch.equal(plain.relevance, watched.relevance)
+    stop.set()
+    with pytest.raises(Stopped), Stoppable(stop):
+        loaded.model(x)
+
+
+def test_a_method_that_fails_does_not_keep_the_others():
+    """captum and its kin raise what they like."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).eval()
+    x = torch.randn(1, 3, 4, 4)
+    found = list(compare(model, x, 0, ["grad-cam", "hilrp"], None, threading.Event(), threading.Lock))
+    assert found[0].error
+    assert found[1].map.shape == (4, 4)
+
+
+# Several people -------------------------------------------------------------------------------------------------------
+
+
+def test_tabs_are_apart(controller):
+    sessions = Sessions()
+    first, second = sessions.of("a"), sessions.of("b")
+    assert sessions.of("a") is first
+    for session, index in ((first, 3), (second, 4)):
+        session.add(pictures.scene(index))
+        session.loaded = controller.models.get("zoo/swin")
+    threads = [threading.Thread(target=controller.look, args=(session,)) for session in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for session, index in ((first, 3), (second, 4)):
+        alone = Session()
+        alone.add(pictures.scene(index))
+        controller.model(alone, "zoo/swin")
+        assert torch.equal(session.result.explanation.relevance, alone.result.explanation.relevance)
+        assert sessions.result(session.result.token) is session.result
+    stop = first.stop
+    sessions.close("a")
+    assert stop.is_set()
+    assert sessions.result(first.result.token) is None
+    assert sessions.picture(first.picture.token) is None
+    assert sessions.result(second.result.token) is second.result
+
+
+def test_old_results_and_tabs_are_forgotten(controller):
+    session = begun(controller)
+    first = session.result.token
+    for _ in range(8):
+        controller.explain(session)
+    assert first not in session.results
+    sessions = Sessions()
+    oldest = sessions.of("0")
+    for i in range(1, 70):
+        sessions.of(str(i))
+    assert len(sessions) == 64
+    assert sessions.of("0") is not oldest
+
+
+# What is sent ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def client(controller, tmp_path_factory) -> TestClient:
+    return TestClient(make_app(controller.models, tmp_path_factory.mktemp("uploads")), base_url="http://localhost:7860")
+
+
+def test_the_browser_is_told_to_ask_nobody_else(client):
+    answer = client.get("/")
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "http" not in policy
+    assert "fonts.g" not in answer.text
+    assert '"analytics_enabled":false' in answer.text.replace(" ", "").lower()
+
+
+def test_other_names_of_this_machine_are_refused(client):
+    """A page elsewhere whose name is made to lead here must not read what is here."""
+    assert client.get("/", headers={"host": "evil.example:7860"}).status_code == 403
+    assert client.get("/", headers={"host": "127.0.0.1:7860"}).status_code == 200
+    assert client.get("/", headers={"host": "[::1]:7860"}).status_code == 200
+
+
+def test_other_pages_can_send_nothing(client):
+    files = {"files": ("a.png", b"x")}
+    refused = client.post("/gradio_api/upload", files=files, headers={"origin": "https://evil.example"})
+    assert refused.status_code == 403
+    assert (
+        client.post("/gradio_api/upload", files=files, headers={"origin": "http://localhost:7860"}).status_code == 200
+    )
+
+
+def test_there_is_an_end_to_what_is_sent(client, monkeypatch):
+    monkeypatch.setattr("hilrp.app.server._TOTAL", -1)
+    assert client.post("/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 413
+
+
+def test_files_that_were_not_sent_are_not_touched(controller, tmp_path):
+    """Whatever a request says: a path in it is anybody's."""
+    outside = sent(tmp_path, "secret.png", encoded(Image.new("RGB", (8, 8))))
+    actions, session = Actions(controller, tmp_path / "uploads"), begun(controller)
+    for act in (
+        lambda: actions.upload(session, [str(outside)]),
+        lambda: actions.upload(session, [str(tmp_path / "uploads" / ".." / "3f2a" / "secret.png")]),
+        lambda: actions.weights(session, "zoo/resnet", str(outside), None),
+        lambda: actions.note(session, str(outside)),
+    ):
+        with pytest.raises(InputError, match="not sent from this page"):
+            act()
+    assert outside.exists()
+
+
+def test_what_was_sent_goes_with_the_tab(controller, tmp_path):
+    sessions = Sessions()
+    actions = Actions(controller, tmp_path)
+    path = sent(tmp_path, "mine.safetensors", b"x")
+    actions.note(sessions.of("a"), str(path))
+    assert path.exists()
+    sessions.close("a")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("box", ["/etc/passwd", "1,2,3", "1,2,3,4,5", "", "a, b, c, d"])
+def test_regions_are_four_numbers(controller, tmp_path, box):
+    """A mask's file, which the command line takes, is not for a page."""
+    session = begun(controller, "zoo/segmenter")
+    before = session.target
+    with pytest.raises(InputError, match="give left, top, right and bottom"):
+        Actions(controller, tmp_path).region(session, box)
+    assert session.target == before
+
+
+def test_actions(controller, tmp_path):
+    actions, session = Actions(controller, tmp_path), begun(controller)
+    actions.against(session, "yellow star")
+    assert session.result.title == "red ring rather than yellow star"
+    actions.predicted(session, "8")
+    assert session.result.title == "blue cross"
+    actions.label(session, "red star")
+    assert session.result.title == "red star"
+    actions.rules(session, "secant", "grey")
+    assert session.result.explanation.reference is not None
+    with pytest.raises(hilrp.HilrpError):
+        actions.rules(session, "zplus", "grey")
+    assert (session.rules, session.reference) == ("secant", "grey")
+    with pytest.raises(InputError):
+        actions.caption(session, "a star")
+    assert session.target == "0"
+    controller.remove(session)
+    assert session.picture is None
+    assert session.result is None
+    controller.model(segmented := begun(controller), "zoo/segmenter")
+    actions.region(segmented, "20, 20, 60, 70")
+    actions.label(segmented, "red ring")
+    assert segmented.target == "region:20,20,60,70:3"
+    controller.model(segmented, "zoo/detector")
+    actions.label(segmented, "blue cross")
+    assert segmented.result.title == "blue cross"
+
+
+def test_a_model_that_fails_leaves_everything_as_it_was(controller, monkeypatch):
+    session = begun(controller)
+    before, result = session.loaded, session.result
+    monkeypatch.setattr("hilrp.app.controller.predict", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        controller.model(session, "zoo/resnet")
+    assert (session.loaded, session.result) == (before, result)
+
+
+def test_results_are_sent_to_who_knows_their_token(client, controller):
+    session = begun(controller)
+    client.app.state.sessions._open["tab"] = session
+    token, picture = session.result.token, session.picture.token
+    assert client.get(f"/explanation/{token}").text == session.result.page
+    answer = client.get(f"/export/{token}/npz")
+    assert answer.headers["content-disposition"].startswith(f'attachment; filename="{session.result.name}.npz"')
+    assert answer.headers["cache-control"] == "no-store"
+    assert Image.open(io.BytesIO(client.get(f"/thumbnail/{picture}").content)).size == (128, 128)
+    session.add(pictures.Picture("Größe 猫.png", session.picture.image, "\n\nimage = 1"))
+    controller.look(session)
+    named = client.get(f"/export/{session.result.token}/json").headers["content-disposition"]
+    assert named.endswith("filename*=UTF-8''Gr%C3%B6%C3%9Fe_%E7%8C%AB-red_ring.json")
+    client.app.state.sessions.close("tab")
+    for path in (f"/explanation/{token}", f"/export/{token}/npz", f"/thumbnail/{picture}", "/explanation/x"):
+        assert client.get(path).status_code == 404

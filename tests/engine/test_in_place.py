@@ -1,0 +1,301 @@
+"""Programs that write in place, and the same written out of place.
+
+The same map, with totals and itemised, with and without a reference.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hilrp
+from hilrp.method.table import TABLE
+
+F64 = torch.float64
+RULES = ["hilrp", "epsilon", "attnlrp", "secant"]
+
+
+class Squeeze(nn.Module):
+    """A convolution whose channels are weighted by ``gate(self, pooled)``, and what is left of the pooled features."""
+
+    def __init__(self, gate) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv, self.squeeze, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.gate = gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        weights, rest = self.gate(self.squeeze(y.mean((2, 3))))
+        return self.head((y * weights.reshape(len(x), -1, 1, 1)).mean((2, 3)) + rest)
+
+
+def compare(written, plain, rules: str, itemised: bool, batch: int = 2) -> None:
+    x = torch.randn(batch, 3, 6, 6, dtype=F64, generator=torch.Generator().manual_seed(2))
+    models = [Squeeze(each).to(F64).eval() for each in (written, plain)]
+    with torch.no_grad():
+        plain_output = models[0](x)
+        assert torch.equal(plain_output, models[1](x))
+    one, other = (hilrp.explain(model, x, 1, rules, itemised=itemised) for model in models)
+    assert torch.equal(one.output, plain_output)
+    torch.testing.assert_close(one.relevance, other.relevance, rtol=1e-10, atol=1e-12)
+    for each in (one, other):
+        assert float(each.ledger.residual.max()) < 1e-10
+        assert float(each.ledger.leak.max()) < 1e-10
+
+
+# Gates through views --------------------------------------------------------------------------------------------------
+
+
+def view(g):
+    g.view(len(g), 8, 1, 1).sigmoid_()
+    return g, 0
+
+
+def added_axes(g):
+    return F.hardsigmoid(g[:, :, None, None], inplace=True), 0
+
+
+def transposed(g):
+    g.mT.sigmoid_()
+    return g, 0
+
+
+def of_a_view(g):
+    g.view(len(g), 2, 4).view(len(g), 8).mT.sigmoid_()
+    return g, 0
+
+
+def returned(g):
+    return g.view(len(g), 8, 1, 1).sigmoid_(), 0
+
+
+def twice(g):
+    g.view(len(g), 8, 1).mul_(2).sigmoid_()
+    return g, 0
+
+
+def each_sample(g):
+    for sample in g:
+        sample.sigmoid_()
+    return g, 0
+
+
+def each_half(g):
+    for part in g.chunk(2, 1):
+        part.sigmoid_()
+    return g, 0
+
+
+def assigned(g):
+    g[:] = g.sigmoid()
+    return g, 0
+
+
+def copied(g):
+    g.view(-1).copy_(g.sigmoid().view(-1))
+    return g, 0
+
+
+def into(g):
+    torch.sigmoid(g, out=g)
+    return g, 0
+
+
+def kept_view(g):
+    seen = g.view(len(g), 8, 1, 1)
+    g.sigmoid_()
+    return seen, 0
+
+
+def part_by_part(g):
+    g[:, :4] = g[:, :4].sigmoid()
+    g[:, 4:] = g[:, 4:].sigmoid()
+    return g, 0
+
+
+def sigmoid(g):
+    return g.sigmoid(), 0
+
+
+def hardsigmoid(g):
+    return F.hardsigmoid(g), 0
+
+
+def scaled_sigmoid(g):
+    return (g * 2).sigmoid(), 0
+
+
+WHOLE = [
+    (view, sigmoid), (added_axes, hardsigmoid), (transposed, sigmoid), (of_a_view, sigmoid), (returned, sigmoid),
+    (twice, scaled_sigmoid), (each_sample, sigmoid), (each_half, sigmoid), (assigned, sigmoid), (copied, sigmoid),
+    (into, sigmoid), (kept_view, sigmoid), (part_by_part, sigmoid),
+]  # fmt: skip
+
+
+# Parts
+# ------------------------------------------------------------------------------------------------------------------
+
+
+def half_a_gate(g):
+    """One half is a gate, the other stays a signal; both are used."""
+    gate, signal = g.chunk(2, 1)
+    gate.sigmoid_()
+    return torch.cat([gate, gate], 1), torch.cat([signal, signal], 1)
+
+
+def half_a_gate_plain(g):
+    gate, signal = g.chunk(2, 1)
+    gate = gate.sigmoid()
+    return torch.cat([gate, gate], 1), torch.cat([signal, signal], 1)
+
+
+def the_other_half(g):
+    """The part that nobody wrote to stays a gate, where all of it was one."""
+    gate = g.sigmoid()
+    kept, written = gate[:, :4], gate[:, 4:]
+    written.copy_(g[:, 4:])
+    return torch.cat([kept, kept], 1), torch.cat([written, written], 1)
+
+
+def the_other_half_plain(g):
+    kept, written = g[:, :4].sigmoid(), g[:, 4:]
+    return torch.cat([kept, kept], 1), torch.cat([written, written], 1)
+
+
+def whole_of_mixed(g):
+    """The whole of a gate and a signal is a signal, as a concatenation is."""
+    g[:, :4].sigmoid_()
+    return g.sigmoid(), g
+
+
+def whole_of_mixed_plain(g):
+    mixed = torch.cat([g[:, :4].sigmoid(), g[:, 4:]], 1)
+    return mixed.sigmoid(), mixed
+
+
+def overwritten(g):
+    """Of what was written over nothing is left."""
+    y = g * 3
+    y.copy_(g.sigmoid())
+    return y, 0
+
+
+def zeroed(g):
+    rest = g.clone()
+    rest[:, 2:5].zero_()
+    gate = g.sigmoid()
+    gate.view(-1)[::3] = 0.5
+    return gate, rest
+
+
+def zeroed_plain(g):
+    kept = torch.ones(8, dtype=torch.bool)
+    kept[2:5] = False
+    third = (torch.arange(g.numel()) % 3 == 0).view(g.shape)
+    return torch.where(third, 0.5, g.sigmoid()), torch.where(kept, g, 0.0)
+
+
+def into_constants(g):
+    out = torch.ones(len(g), 8, dtype=F64)
+    part = out[:, :8]
+    part[:, 3:] = g[:, 3:].sigmoid()
+    return out, 0
+
+
+def into_constants_plain(g):
+    return torch.cat([torch.ones(len(g), 3, dtype=F64), g[:, 3:].sigmoid()], 1), 0
+
+
+PARTS = [
+    (half_a_gate, half_a_gate_plain), (the_other_half, the_other_half_plain), (whole_of_mixed, whole_of_mixed_plain),
+    (overwritten, sigmoid), (zeroed, zeroed_plain), (into_constants, into_constants_plain),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("itemised", [False, True])
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(("written", "plain"), WHOLE + PARTS, ids=lambda f: f.__name__)
+def test_twins(written, plain, rules, itemised):
+    compare(written, plain, rules, itemised)
+
+
+@pytest.mark.parametrize(("written", "plain"), WHOLE + PARTS, ids=lambda f: f.__name__)
+def test_twins_of_one_sample(written, plain):
+    compare(written, plain, "hilrp", False, batch=1)
+
+
+# Every operation of the table ----------------------------------------------------------------------------------------
+
+#: Arguments of in-place operations that take some, after the tensor.
+ARGUMENTS = {
+    "add": (0.5,), "sub": (0.25,), "mul": (1.5,), "div": (2.0,), "pow": (2,), "clamp": (-0.5, 0.5),
+    "clamp_min": (0.1,), "clamp_max": (0.2,), "threshold": (0.1, 0.2), "leaky_relu": (0.1,), "elu": (), "hardtanh": (),
+    "masked_fill": (torch.arange(8) % 3 == 0, 0.3), "index_fill": (0, torch.tensor([1]), 0.7),
+    "lerp": (torch.full((8,), 0.3, dtype=F64), 0.4), "addcmul": (torch.ones(8, dtype=F64), torch.ones(8, dtype=F64)),
+    "addcdiv": (torch.ones(8, dtype=F64), torch.full((8,), 2.0, dtype=F64)),
+    "hypot": (torch.full((8,), 0.4, dtype=F64),), "rsqrt": (), "sqrt": (), "log": (), "log2": (), "log10": (),
+    "log1p": (), "reciprocal": (),
+}  # fmt: skip
+#: Their argument must be positive.
+_POSITIVE = frozenset("rsqrt sqrt log log2 log10 log1p reciprocal".split())
+#: Not elementwise, or without a form that a test of one tensor could call.
+_OTHERS = frozenset(
+    "cumsum squeeze unsqueeze t transpose swapaxes swapdims scatter scatter_add index_add index_copy index_put "
+    "masked_scatter dropout feature_dropout alpha_dropout feature_alpha_dropout rrelu addmm baddbmm detach copy "
+    "as_strided expand where set_item bernoulli".split()
+)
+
+
+def _in_place(name: str):
+    for space in (Tensor, torch, torch.nn.functional):
+        if hasattr(space, f"{name}_"):
+            return getattr(space, f"{name}_"), getattr(space, name)
+    return None
+
+
+NAMES = [name for name in TABLE if name not in _OTHERS and _in_place(name) is not None]
+THROUGH = {
+    "itself": lambda t: t,
+    "view": lambda t: t.view(len(t), 2, 4).view(len(t), 8),
+    "chunk": lambda t: t.chunk(2, 0)[0],
+    "slice": lambda t: t[:1],
+    "transpose": lambda t: t.view(len(t), 8, 1).transpose(1, 2).squeeze(1),
+    "select": lambda t: t[-1:],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operation_that_writes(name):
+    """Through every kind of view, with totals and itemised: as if the result had been put together."""
+    write, plain = _in_place(name)
+    arguments = ARGUMENTS.get(name, ())
+    for through in THROUGH.values():
+
+        def written(g, through=through):
+            y = g.square() + 0.1 if name in _POSITIVE else g * 1
+            write(through(y), *arguments)
+            return y, y
+
+        def out_of_place(g, through=through):
+            y = g.square() + 0.1 if name in _POSITIVE else g * 1
+            chosen = torch.zeros(y.shape, dtype=torch.bool)
+            through(chosen).fill_(True)
+            if bool(chosen.all()):
+                y = plain(y, *arguments)
+            else:
+                rows = chosen[:, 0].tolist()
+                y = torch.cat([plain(y[i : i + 1], *arguments) if rows[i] else y[i : i + 1] for i in range(len(y))])
+            return y, y
+
+        if name == "index_fill" and through is not THROUGH["itself"] and through is not THROUGH["view"]:
+            continue  # its index means another row in a part
+        for rules in ("hilrp", "secant"):
+            for itemised in (False, True):
+                compare(written, out_of_place, rules, itemised)
+
+
+def test_in_place_operations_are_known():
+    assert len(NAMES) >= 40

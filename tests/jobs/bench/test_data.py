@@ -1,0 +1,114 @@
+"""The benchmark's data: scenes, folders with an index, VOC, ImageNet-S, and how masks follow pictures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hilrp
+from helpers.real_data import shared
+from hilrp.jobs.bench.data import find, inputs_for
+from hilrp.scenes import Scenes
+from hilrp.scenes.folder import write
+from hilrp.util.errors import InputError
+
+
+def test_scenes():
+    samples = find("scenes", 5)
+    assert len(samples) == 5
+    for i, sample in enumerate(samples):
+        scene = Scenes(500_000)[i]
+        assert np.array_equal(np.asarray(sample.open()), scene.image)
+        assert np.array_equal(sample.place(), scene.mask(sample.label))
+    assert find("scenes:7", 1)[0].scene.caption == Scenes(7)[0].caption
+
+
+def test_a_folder_with_an_index(tmp_path):
+    write(Scenes(seed=2, count=3), tmp_path)
+    samples = find(str(tmp_path))
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert [s.label for s in samples] == [entry["label"] for entry in index]
+    assert np.array_equal(samples[1].place(), np.array(Image.open(tmp_path / index[1]["mask"])) > 0)
+    for entry in index:
+        del entry["mask"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    x0, y0, x1, y1 = index[1]["boxes"][0]
+    place = find(str(tmp_path))[1].place()
+    assert place[y0:y1, x0:x1].all()
+    assert place.sum() == (y1 - y0) * (x1 - x0)
+    assert len(find(str(tmp_path), 2)) == 2
+
+
+def test_voc(tmp_path):
+    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (tmp_path / folder).mkdir(parents=True)
+    Image.new("RGB", (50, 40)).save(tmp_path / "JPEGImages" / "000001.jpg")
+    (tmp_path / "ImageSets/Main/test.txt").write_text("000001\n")
+    (tmp_path / "Annotations/000001.xml").write_text(
+        "<annotation><object><name>cat</name><bndbox><xmin>5</xmin><ymin>10</ymin><xmax>15</xmax><ymax>30</ymax></bndbox></object>"
+        "<object><name>dog</name><bndbox><xmin>40</xmin><ymin>1</ymin><xmax>50</xmax><ymax>9</ymax></bndbox></object></annotation>"
+    )
+    (sample,) = find(str(tmp_path))
+    assert sample.label is None
+    assert sample.place().sum() == 11 * 21 + 11 * 9
+    (tmp_path / "devkit").mkdir()
+    (tmp_path / "devkit" / "VOC2007").symlink_to(tmp_path)
+    assert find(str(tmp_path / "devkit"))[0].name == "000001"
+
+
+def test_imagenet_s(tmp_path):
+    for name in ("n01440764", "n01443537"):
+        for part, ending in (("validation", "JPEG"), ("validation-segmentation", "png")):
+            (tmp_path / part / name).mkdir(parents=True)
+            picture = Image.new("RGB", (20, 10))
+            if ending == "png":
+                picture.paste((2 if name == "n01443537" else 1, 0, 0), (0, 0, 5, 10))
+            picture.save(tmp_path / part / name / f"a.{ending}")
+    samples = find(str(tmp_path))
+    assert [s.label for s in samples] == [0, 1]
+    assert [int(s.place().sum()) for s in samples] == [50, 50]
+
+
+def test_unknown_data(tmp_path):
+    for spec in (str(tmp_path), "scenes:x"):
+        with pytest.raises(InputError, match="scenes"):
+            find(spec)
+    (tmp_path / "index.json").write_text('[{"file": "a.png", "label": 1}]')
+    with pytest.raises(InputError, match="neither mask nor boxes"):
+        find(str(tmp_path))
+
+
+def test_masks_go_through_the_models_own_preprocessing():
+    """Scaled to a short side of 248 or so and cropped to 224, as DeiT's pictures are."""
+    loaded = hilrp.load("deit_tiny_patch16_224", shared("checkpoints", "deit_tiny_patch16_224.safetensors"))
+    mask = np.zeros((256, 384), bool)
+    mask[:, 192:] = True  # the right half
+    seen = loaded.seen_mask(mask)
+    assert seen.shape == (224, 224)
+    assert not seen[:, :108].any()
+    assert seen[:, 116:].all()
+
+
+def test_photographs_with_boxes_and_masks():
+    loaded = hilrp.load("deit_tiny_patch16_224", shared("checkpoints", "deit_tiny_patch16_224.safetensors"))
+    for folder in ("imagenet_val", "pets"):
+        inputs = inputs_for(loaded, find(str(shared("images", folder)), 6))
+        assert inputs.x.shape[1:] == (3, 224, 224)
+        assert 0.02 < float(inputs.masks.float().mean()) < 0.95
+        assert float((inputs.predicted == inputs.labels).float().mean()) >= 0.3
+
+
+def test_models_that_do_not_know_the_classes(tmp_path):
+    loaded = hilrp.load("zoo/resnet")
+    with pytest.raises(InputError, match="doesn't know the classes of scenes"):
+        inputs_for(replace(loaded, classes=["a"] * 12), find("scenes", 2))
+    write(Scenes(seed=2, count=2), tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index[0]["label"] = 500
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="has 12 classes, but the data has a class 500"):
+        inputs_for(loaded, find(str(tmp_path)))

@@ -1,0 +1,289 @@
+"""Targets beside classes: embeddings, views, regions, detections, pictures with captions.
+
+Books close, values are those of a plain formula.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+import hilrp
+from helpers.models import small_vit
+from hilrp.attribution.texts import ImageText, ImageTower, caption_embeddings, similarity
+from hilrp.targets import Cosine, Detection, Direction, Region, Views, embedding_of
+
+X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(1)
+    return small_vit().double().eval()
+
+
+class Dense(nn.Module):
+    """A segmentation model at a quarter of the resolution: a linear map of what it sees, so that relevance is known."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.head = nn.Conv2d(3, 4, 4, 4, bias=False).double()
+
+    def forward(self, x):
+        return {"out": self.head(x)}
+
+
+class Detector(nn.Module):
+    """Five queries that look at the picture: classes and boxes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.embed = nn.Conv2d(3, 16, 8, 8).double()
+        self.queries = nn.Parameter(torch.randn(5, 16, dtype=torch.float64))
+        self.look = nn.MultiheadAttention(16, 2, batch_first=True).double()
+        self.label, self.box = nn.Linear(16, 3).double(), nn.Linear(16, 4).double()
+
+    def forward(self, x):
+        tokens = self.embed(x).flatten(2).transpose(1, 2)
+        found = self.look(self.queries.expand(len(x), -1, -1), tokens, tokens, need_weights=False)[0]
+        return {"logits": self.label(found), "pred_boxes": self.box(found).sigmoid()}
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "epsilon", "secant"])
+def test_books_close_for_every_target(encoder, rules):
+    vector = torch.randn(embedding_of(encoder(X)).shape[1], dtype=torch.float64)
+    cases = [
+        (encoder, Cosine(vector)),
+        (encoder, Direction(vector)),
+        (encoder, Views()),
+        (encoder, Views(lambda x: x.roll(8, -1))),
+        (Dense().eval(), Region(2, box=(4, 4, 20, 12))),
+        (Detector().eval(), Detection(3)),
+        (Detector().eval(), Detection(1, label=2)),
+        (Detector().eval(), Detection(1, side="left")),
+        (Detector().eval(), Detection(4, side="bottom")),
+    ]
+    for model, target in cases:
+        found = hilrp.explain(model, X, target, rules, itemised=True, stages=None)
+        assert float(found.ledger.residual.max()) < 1e-10, target
+        assert float(found.ledger.leak.max()) < 1e-10, target
+
+
+def test_values(encoder):
+    with torch.no_grad():
+        z, mirrored = encoder(X), encoder(X.flip(-1))
+        dense, found = Dense()(X)["out"], Detector()(X)
+    vector = torch.randn(2, z.shape[1], dtype=torch.float64)
+
+    def score(model, target):
+        return hilrp.explain(model.eval(), X, target, stages=None, audit="off").score
+
+    torch.testing.assert_close(score(encoder, Cosine(vector)), F.cosine_similarity(z, vector))
+    torch.testing.assert_close(score(encoder, Cosine(vector[0])), F.cosine_similarity(z, vector[:1]))
+    torch.testing.assert_close(score(encoder, Direction(vector)), (z * vector).sum(1))
+    torch.testing.assert_close(score(encoder, Views()), F.cosine_similarity(z, mirrored))
+    torch.testing.assert_close(score(Dense(), Region(1)), dense[:, 1].mean((1, 2)))
+    torch.testing.assert_close(score(Dense(), Region(1, pixel=(5, 9))), dense[:, 1, 2, 1])
+    torch.testing.assert_close(score(Dense(), Region([0, 3], box=(0, 0, 8, 4))), dense[[0, 1], [0, 3], 0, :2].mean(1))
+    mask = torch.zeros(2, 8, 8)  # of the output's size
+    mask[0, 2, 3] = mask[1, 7, 7] = 1
+    torch.testing.assert_close(score(Dense(), Region(2, mask)), dense[[0, 1], 2, [2, 7], [3, 7]])
+    means = dense[:, :, 4:, :].mean((2, 3))
+    large = torch.zeros(32, 32, dtype=torch.bool)
+    large[16:] = True
+    torch.testing.assert_close(score(Dense(), Region(mask=large)), means.amax(1))
+    torch.testing.assert_close(score(Detector(), Detection(2, 1)), found["logits"][:, 2, 1])
+    torch.testing.assert_close(score(Detector(), Detection(2)), found["logits"][:, 2].amax(1))
+    each = torch.stack([found["logits"][0, 4, 0], found["logits"][1, 1, 2]])
+    torch.testing.assert_close(score(Detector(), Detection([4, 1], [0, 2])), each)
+    x, y, width, height = found["pred_boxes"][:, 0].unbind(-1)
+    for side, value in {
+        "left": x - width / 2,
+        "right": x + width / 2,
+        "top": y - height / 2,
+        "bottom": y + height / 2,
+    }.items():
+        torch.testing.assert_close(score(Detector(), Detection(0, side=side)), value)
+
+
+def test_a_region_is_explained_by_what_it_sees():
+    found = hilrp.explain(Dense().eval(), X, Region(2, box=(8, 4, 16, 8)), "epsilon")
+    seen = torch.zeros(32, 32, dtype=torch.bool)
+    seen[4:8, 8:16] = True
+    assert float(found.map[:, ~seen].abs().max()) == 0
+    torch.testing.assert_close(found.map[:, seen].sum(1), found.score)
+
+
+def test_norms_of_a_cosine_are_held_fixed(encoder):
+    """The paper's identity rule.
+
+    With the norm in the graph the relevance would sum to zero, since the cosine has no scale.
+    """
+    vector = torch.randn(embedding_of(encoder(X)).shape[1], dtype=torch.float64)
+    norm = encoder(X).detach().norm(dim=1)
+    cosine = hilrp.explain(encoder, X, Cosine(vector), "epsilon", stages=None)
+    direction = hilrp.explain(encoder, X, Direction(vector / vector.norm()), "epsilon", stages=None)
+    torch.testing.assert_close(cosine.relevance, direction.relevance / norm[:, None, None, None])
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "message"),
+    [
+        (
+            Dense,
+            Region(2, torch.ones(30, 32)),
+            "the mask has 32 x 30 pixels, the model's input 32 x 32 and its output 8 x 8",
+        ),
+        (Dense, Region(2, torch.zeros(32, 32)), "the mask is empty"),
+        (Dense, Region(2, torch.ones(1, 1, 32, 32)), r"give \[H,W\]"),
+        (Dense, Region(4), "label=4 is out of range: the model has 4 classes"),
+        (Dense, Region(1, box=(4, 4, 40, 8)), "isn't inside the input of 32 x 32"),
+        (Dense, Region(1, pixel=(3, 32)), "isn't inside the input of 32 x 32"),
+        (Detector, Region(1), "for segmentation models"),
+        (Detector, Detection(5), "query 5 is out of range: the model has 5, 0 to 4"),
+        (Detector, Detection([0, 7]), "query 7 is out of range"),
+        (Detector, Detection([0, 1, 2]), "query=.* for 2 samples: give one whole number"),
+        (Detector, Detection(True), "give one whole number"),
+        (Detector, Detection("3"), "give one whole number"),
+        (Detector, Detection(0, label="ring"), r"label='ring' is a name. .* loaded.index\('ring'\)"),
+        (Detector, None, "it is no classifier. Ask for one detection"),
+        (Dense, 2, "it is no classifier. Ask for a class in a part of the picture"),
+        (Dense, Region(2, torch.ones(3, 32, 32)), "3 masks for 2 samples"),
+        (Dense, Region(2, -torch.ones(32, 32)), "negative numbers"),
+        (Dense, Region(2, mask=Image.new("L", (32, 32))), "the mask is a Image"),
+        (Dense, Region(1, box=(8, 4, 4, 8)), "left must be less than right"),
+        (Detector, Detection(0, label=3), "label=3 is out of range"),
+        (Dense, Detection(0), "for detectors of the kind of DETR"),
+        (Dense, Cosine(torch.ones(3)), "doesn't fit the model's embeddings of 4 dimensions"),
+        (Dense, Cosine(torch.ones(3, 4)), "3 vectors for 2 samples"),
+        (Dense, Direction(torch.tensor([1.0, 2.0, 3.0, float("nan")])), "aren't finite"),
+        (Detector, Views(), "is no vector for each sample"),
+    ],
+)  # fmt: skip
+def test_bad_targets(model, target, message):
+    with pytest.raises(hilrp.TargetError, match=message):
+        hilrp.explain(model().eval(), X, target)
+
+
+def test_contradictions():
+    with pytest.raises(hilrp.TargetError, match="one of mask, box and pixel"):
+        Region(1, box=(0, 0, 1, 1), pixel=(0, 0))
+    with pytest.raises(hilrp.TargetError, match="a label or a side"):
+        Detection(0, label=1, side="left")
+    with pytest.raises(hilrp.TargetError, match="choose from left"):
+        Detection(0, side="middle")
+    with pytest.raises(hilrp.TargetError, match="give the label that the surest one is wanted for"):
+        Detection(None)
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "secant"])
+def test_the_surest_query(rules):
+    """Of each sample the query with the largest logit of the class.
+
+    Also relative to a reference, where another is the surest.
+    """
+    with torch.no_grad():
+        logits = Detector().eval()(X)["logits"]
+    found = hilrp.explain(Detector().eval(), X, Detection(None, [2, 0]), rules)
+    expected = torch.stack([logits[0, :, 2].amax(), logits[1, :, 0].amax()])
+    torch.testing.assert_close(found.score, expected)
+    assert float(found.ledger.residual.max()) < 1e-9
+
+
+def test_what_is_drawn_around():
+    region = Region(1, box=(8, 4, 16, 8)).outline((32, 32), None, 2)
+    assert region.shape == (2, 32, 32)
+    assert region[1].nonzero().amin(0).tolist() == [4, 8]
+    assert region[1].nonzero().amax(0).tolist() == [7, 15]
+    output = {"logits": torch.zeros(1, 3, 4), "pred_boxes": torch.tensor([[[0.5, 0.25, 0.25, 0.5]] * 3])}
+    box = Detection(1).outline((32, 64), output, 1)
+    assert box[0].nonzero().amin(0).tolist() == [0, 24]
+    assert box[0].nonzero().amax(0).tolist() == [15, 39]
+
+
+# Pictures with captions
+# --------------------------------------------------------------------------------------------------
+
+
+def clip(kind):
+    torch.manual_seed(2)
+    if kind == "open_clip":
+        open_clip = pytest.importorskip("open_clip")
+        picture = {"image_size": 64, "layers": 2, "width": 64, "patch_size": 8, "head_width": 32}
+        words = {"context_length": 6, "vocab_size": 99, "width": 64, "heads": 2, "layers": 2}
+        return open_clip.CLIP(32, picture, words).double().eval()
+    pytest.importorskip("transformers")
+    from hilrp.models.libraries.transformers import recipe
+
+    return recipe(kind).model.double().eval()
+
+
+IDS = torch.tensor([[5, 9, 70, 3, 98, 1], [8, 2, 60, 61, 62, 98]])
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "open_clip"])
+@pytest.mark.parametrize("rules", ["hilrp", "secant"])
+def test_pixels_and_words(kind, rules):
+    """Relevance of both sums to the cosine, which is that of the towers."""
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    model = clip(kind)
+    pair = ImageText(model, IDS).eval()
+    words = pair.words.double()
+    reference = (torch.zeros_like(x), torch.zeros_like(words)) if rules == "secant" else None
+    found = hilrp.explain(pair, (x, words), similarity, rules, reference, itemised=True, stages=None)
+    with torch.no_grad():
+        image, text = ImageTower(model)(x), caption_embeddings(model, IDS)
+        assert torch.equal(pair(x), pair(x, words))
+    torch.testing.assert_close(found.score, F.cosine_similarity(image, text))
+    assert [tuple(r.shape) for r in found.relevance] == [(2, 3, 64, 64), (2, 6)]
+    assert float(found.relevance[1].abs().max()) > 0
+    assert float(found.ledger.residual.max()) < 1e-9
+    assert float(found.ledger.leak.max()) < 1e-9
+    fixed = hilrp.explain(ImageTower(model).eval(), x, Cosine(text), rules, None, stages=None)
+    torch.testing.assert_close(fixed.score, found.score)
+    assert float(fixed.ledger.residual.max()) < 1e-10
+
+
+def test_words_are_those_of_their_embeddings():
+    """A text tower that averages its words: each has the relevance of its own embedding, by hand."""
+
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(4)
+            self.words, self.picture = nn.Embedding(99, 8).double(), nn.Conv2d(3, 8, 32, bias=False).double()
+
+        def encode_text(self, ids):
+            return self.words(ids).mean(1)
+
+        def encode_image(self, x):
+            return self.picture(x).flatten(1)
+
+    model = Bag().eval()
+    pair = ImageText(model, IDS)
+    found = hilrp.explain(pair, (X, pair.words.double()), similarity, "epsilon", stages=None)
+    image, text = model.encode_image(X), model.encode_text(IDS)
+    each = (model.words(IDS) / 6 * image[:, None]).sum(-1) / (image.norm(dim=1) * text.norm(dim=1))[:, None]
+    torch.testing.assert_close(found.relevance[1], each.detach() / 2)  # the pixels have the other half
+    torch.testing.assert_close(found.relevance[0].sum((1, 2, 3)), found.score / 2)
+
+
+def test_bad_captions(encoder):
+    model = clip("open_clip")
+    for ids, message in (
+        (torch.ones(2, 3), "token numbers"),
+        (torch.ones(2, 0, dtype=torch.long), "no token"),
+        ({"attention_mask": IDS}, "no input_ids"),
+    ):
+        with pytest.raises(hilrp.InputError, match=message):
+            ImageText(model, ids)
+    with pytest.raises(hilrp.InputError, match="no model of two towers"):
+        ImageText(encoder, IDS)
+    pair = ImageText(model, IDS)
+    with pytest.raises(hilrp.InputError, match="one number for each token"):
+        hilrp.explain(pair.eval(), (torch.randn(2, 3, 64, 64).double(), pair.words[:, :3].double()), similarity)
