@@ -299,3 +299,96 @@ def test_every_operation_that_writes(name):
 
 def test_in_place_operations_are_known():
     assert len(NAMES) >= 40
+
+
+# Parts of one memory --------------------------------------------------------------------------------------------------
+
+
+class Halves(nn.Module):
+    """Layers in a row under the bounded rule, whose gamma falls with the depth, and two halves of one tensor between.
+
+    ``join(self, h)`` says what of them goes into the head.
+    """
+
+    def __init__(self, join) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.stem, self.first = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.other, self.last, self.head = nn.Linear(4, 4), nn.Linear(4, 8), nn.Linear(8, 3)
+        self.join = join
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.join(self, self.first(self.stem(x).relu()).relu())
+        return self.head(self.last(h).relu())
+
+
+def untouched_by_a_view(model, h):
+    kept, other = h.chunk(2, 1)
+    other += model.other(kept)
+    return kept
+
+
+def untouched_in_a_buffer(model, h):
+    buffer = h.new_empty(len(h), 8)
+    buffer[:, :4] = h[:, :4]
+    buffer[:, 4:] = model.other(h[:, 4:])
+    return buffer[:, :4]
+
+
+def untouched_by_a_split(model, h):
+    buffer = torch.zeros_like(h)
+    buffer[:, :4] = h[:, :4]
+    buffer[:, 4:] = model.other(h[:, 4:])
+    return buffer.split(4, 1)[0]
+
+
+def overwritten(model, h):
+    buffer = h.clone()
+    buffer[:, :4] = model.other(h[:, 4:])
+    buffer[:, :4] = h[:, :4]
+    return buffer[:, :4]
+
+
+def overwritten_as_a_whole(model, h):
+    buffer = h.new_empty(len(h), 4)
+    buffer.copy_(model.other(h[:, 4:]))
+    buffer.view(-1, 2, 2).copy_(h[:, :4].view(-1, 2, 2))
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "join",
+    [untouched_by_a_view, untouched_in_a_buffer, untouched_by_a_split, overwritten, overwritten_as_a_whole],
+    ids=lambda each: each.__name__,
+)
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+def test_what_lies_beside_in_memory_is_not_what_the_score_depends_on(join, rules):
+    """A layer whose output only shares its memory with what is used does not count: it would move the others' depth."""
+    x = torch.randn(2, 6, dtype=F64, generator=torch.Generator().manual_seed(4))
+    model, plain = (Halves(each).to(F64).eval() for each in (join, lambda self, h: h[:, :4]))
+    with torch.no_grad():
+        assert torch.equal(model(x), plain(x))
+    explainers = [hilrp.Explainer(each, rules, reference=0.0 if rules == "secant" else None) for each in (model, plain)]
+    for _ in range(2):  # with what is known of the layers from before, too
+        one, other = (each.explain(x, 1) for each in explainers)
+        torch.testing.assert_close(one.relevance, other.relevance, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+def test_all_that_a_view_shows_counts(rules):
+    """Both halves, where a view shows a bit of each."""
+
+    def across(model, h):
+        buffer = h.clone()
+        buffer[:, 4:] = model.other(h[:, 4:])
+        return buffer[:, 2:6]
+
+    def plain(model, h):
+        return torch.cat([h[:, 2:4], model.other(h[:, 4:])[:, :2]], 1)
+
+    x = torch.randn(2, 6, dtype=F64, generator=torch.Generator().manual_seed(4))
+    reference = 0.0 if rules == "secant" else None
+    one, other = (
+        hilrp.explain(Halves(each).to(F64).eval(), x, 1, rules, reference=reference) for each in (across, plain)
+    )
+    torch.testing.assert_close(one.relevance, other.relevance, rtol=1e-10, atol=1e-12)

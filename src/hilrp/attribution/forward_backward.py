@@ -156,7 +156,7 @@ class Pass:
         note_use([score])
         self.as_expected = True
         if engine.layers.count:
-            live = set(live_layers(score.grad_fn))
+            live = set(live_layers(score))
             exact = partial(is_exact, rules, engine.layers)
             self.as_expected = engine.layers.as_expected(live, exact)
             if layers is None:
@@ -178,7 +178,7 @@ class Pass:
         used = self.engine.dtypes
         if len(used) == 1 or recomputed:  # of modules that run again the graph shows the outside alone
             return used
-        nodes = graph_nodes(self._graph.grad_fn)
+        nodes = graph_nodes(self._graph)
         found = {data.dtype for node in nodes for data in getattr(node, "_input_metadata", ()) if data is not None}
         return {dtype for dtype in used if dtype in found or dtype.is_complex} or used
 

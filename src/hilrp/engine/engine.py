@@ -490,7 +490,7 @@ class Engine(TorchFunctionMode):
             if name in ("detach", "data"):
                 self.tracker.detached(t, operands[0])
             if not composite:
-                own = in_place.level_of(self.tracker, t, level) if self.tracker.regions else level
+                own = in_place.look_at_pieces(self.tracker, t, level) if self.tracker.pieces else level
                 self.tracker.track(t, own, layout)
             self.dtypes.add(t.dtype)
             if self._inspect is not None:

@@ -8,6 +8,7 @@ view of ``x`` shows. Values are the same as if ``x`` had been written to; nothin
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from hilrp.engine.tensor_info import Info, Tracker
+from hilrp.method.autograd import Edge, edge_of, stems_from
 from hilrp.method.call import Level
 from hilrp.util.errors import ModelError
 from hilrp.util.nested import map_tensors, tensors
@@ -203,63 +205,107 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
 
     family = [root, *views]
     layouts = {id(view): tracker.layout(tracker.memory(view)) for view in family}
-    levels = _levels_of(engine, root)
-    levels.as_strided(*_place(target, root)).fill_(_code(tracker.info(new)))
     kept = None if target.numel() == root.numel() else tracker.memory(root)
+    pieces = _pieces_of(engine, root).with_write(_place(target, root), Piece.of(new, tracker.info(new)))
     place = (tuple(root.shape), root.stride(), *_place(target, root))
     # What is not written to keeps its graph, also where the model takes no gradients.
     with torch.inference_mode(False), torch.enable_grad():
         new_root = engine.apply_to(write, (kept, new, *place), {})
     tracker.alias(root, new_root)
-    tracker.regions.pop(id(root), None)
-    tracker.regions[id(new_root)] = weakref.ref(new_root), levels
+    tracker.pieces.pop(id(root), None)
+    tracker.pieces[id(new_root)] = weakref.ref(new_root), pieces
     for view in (target, *views):
         if view is not root:
             refresh(engine, view)
     for view in (target, *family):
-        info = tracker.info(tracker.memory(view))
+        current = tracker.memory(view)
+        info, shown = tracker.info(current), pieces.shown(_place(view, root))
         if info is not None and not tracker.is_detached(view):
-            info.level = _decoded(int(levels.as_strided(*_place(view, root)).min()))
+            info.level = _level(shown)
             info.layout = info.layout or layouts.get(id(view))  # the samples are where they were
+            stems_from(current, [piece.edge for piece in shown])
     return tracker.current(target)
 
 
-def level_of(tracker: Tracker, view: Tensor, otherwise: Level) -> Level:
-    """The gate level of a view of a tensor of which parts were written to: that of the elements that it shows."""
-    base = view._base
-    reference, levels = tracker.regions.get(id(base), (None, None))
-    if base is None or levels is None or reference is None or reference() is not base or not view.numel():
-        return otherwise
-    return _decoded(int(levels.as_strided(*_place(view, base)).min()))
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements of a tensor that were written at once: where they are from in torch's graph, and their gate level.
 
-
-def _levels_of(engine: Engine, root: Tensor) -> Tensor:
-    """The gate level of each element of a tensor of which parts are written to, in a code.
-
-    So that a tensor whose halves are made gates one after the other is a gate in the end, and one that is partly a gate
-    is a signal, as a concatenation of both would be.
+    Those that are constants, or carry no relevance, have no say where others carry.
     """
+
+    edge: Edge
+    level: Level
+    carries: bool
+
+    @classmethod
+    def of(cls, source: Tensor, info: Info | None) -> Piece:
+        """What is written from a tensor."""
+        level = Level.CONSTANT if info is None else info.level
+        return cls(edge_of(source), level, info is not None and info.carries and level is not Level.CONSTANT)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a tensor of which parts were written to is made of, element by element.
+
+    So that a tensor whose halves are made gates one after the other is a gate in the end, one that is partly a gate is
+    a signal, as a concatenation of both would be, and a half depends on nothing that is in the other alone.
+
+    Attributes:
+        pieces: What was written, and what was there before.
+        owners: For each element in memory, the number of its piece.
+    """
+
+    pieces: tuple[Piece, ...]
+    owners: Tensor
+
+    def with_write(self, place: tuple[Any, ...], piece: Piece) -> Pieces:
+        """The same after a write to a place."""
+        owners = self.owners.clone()
+        owners.as_strided(*place).fill_(len(self.pieces))
+        return Pieces((*self.pieces, piece), owners)
+
+    def shown(self, place: tuple[Any, ...]) -> list[Piece]:
+        """The pieces that a view shows."""
+        counts = torch.bincount(self.owners.as_strided(*place).flatten(), minlength=len(self.pieces))
+        return [piece for piece, count in zip(self.pieces, counts.tolist(), strict=True) if count]
+
+
+def pieces_shown(tracker: Tracker, view: Tensor) -> list[Piece]:
+    """The pieces that a view of a tensor shows of which parts were written to; none, if it is no such view."""
+    base = view._base
+    reference, pieces = tracker.pieces.get(id(base), (None, None))
+    if base is None or pieces is None or reference is None or reference() is not base or not view.numel():
+        return []
+    return pieces.shown(_place(view, base))
+
+
+def look_at_pieces(tracker: Tracker, view: Tensor, level: Level) -> Level:
+    """The gate level of a result: of a view of a tensor that was written to in parts, that of the pieces it shows.
+
+    Such a view also stems from these pieces alone.
+    """
+    shown = pieces_shown(tracker, view)
+    if not shown:
+        return level
+    stems_from(view, [piece.edge for piece in shown])
+    return _level(shown)
+
+
+def _level(shown: list[Piece]) -> Level:
+    return min(piece.level for piece in [piece for piece in shown if piece.carries] or shown)
+
+
+def _pieces_of(engine: Engine, root: Tensor) -> Pieces:
+    """The pieces of the tensor that stands for a root; of one that was not written to, itself."""
     current = engine.tracker.memory(root)
-    reference, levels = engine.tracker.regions.get(id(current), (None, None))
-    if levels is not None and reference is not None and reference() is current:
-        return levels.clone()
+    reference, pieces = engine.tracker.pieces.get(id(current), (None, None))
+    if pieces is not None and reference is not None and reference() is current:
+        return pieces
     extent = 1 + sum((size - 1) * step for size, step in zip(root.shape, root.stride(), strict=True))
-    return torch.full((extent,), _code(engine.tracker.info(current)), dtype=torch.int8)
-
-
-#: What is added to the level of elements that carry no relevance, and the code of those that are constants: where
-#: others carry, these have no say.
-_FIXED, _CONSTANT = 50, 100
-
-
-def _code(info: Info | None) -> int:
-    if info is None or info.level is Level.CONSTANT:
-        return _CONSTANT
-    return int(info.level) + (0 if info.carries else _FIXED)
-
-
-def _decoded(code: int) -> Level:
-    return Level.CONSTANT if code == _CONSTANT else Level(code - _FIXED if code > max(Level) else code)
+    whole = Piece.of(current, engine.tracker.info(current))
+    return Pieces((whole,), torch.zeros(extent, dtype=torch.int32))
 
 
 def _form(t: Tensor) -> tuple[Any, ...]:

@@ -95,8 +95,8 @@ class Tracker:
         self._constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self._used: dict[int, weakref.ref[Tensor]] = {}
-        #: Of tensors that were written to in parts, the gate level of each element.
-        self.regions: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        #: Of tensors that were written to in parts, what they are made of (`in_place.Pieces`).
+        self.pieces: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
         self.has_choices = False
 
     def info(self, tensor: Tensor) -> Info | None:
@@ -215,7 +215,7 @@ class Tracker:
 
     def reaches_input(self, tensor: Tensor) -> bool:
         """Whether the tensor's graph leads to an input that is watched."""
-        return any(node in self._input_nodes for node in graph_nodes(tensor.grad_fn))
+        return any(node in self._input_nodes for node in graph_nodes(tensor))
 
     def detached(self, tensor: Tensor, source: Tensor) -> None:
         """Notes a tensor that shares its memory with another, unknown to autograd."""
@@ -282,6 +282,6 @@ class Tracker:
         """Lets go of the pass's tensors."""
         for table in (
             self._info, self._views, self._aliases, self._detached, self._input_nodes, self._references, self._choices,
-            self._constants, self._sharing, self._used, self.regions, self._reshaped,
+            self._constants, self._sharing, self._used, self.pieces, self._reshaped,
         ):  # fmt: skip
             table.clear()

@@ -99,10 +99,10 @@ def least_weight(left: Tensor, bound: float) -> Tensor:
     return gamma / (2 + gamma)
 
 
-def live_layers(node: object) -> Iterator[int]:
-    """The numbers of the layers under the bounded rule that a node of the graph leads to."""
-    for each in graph_nodes(node):
-        weight = getattr(each, "weight", None)
+def live_layers(score: Tensor) -> Iterator[int]:
+    """The numbers of the layers under the bounded rule that a score depends on."""
+    for node in graph_nodes(score):
+        weight = getattr(node, "weight", None)
         if isinstance(weight, Gamma) and weight.layers is not None:
             yield weight.number
 

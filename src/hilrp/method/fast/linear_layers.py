@@ -74,7 +74,7 @@ def note_use(operands: Iterable[Tensor], output: Any = None, hidden: bool = Fals
     """
     for t in operands:
         if hidden:
-            for node in graph_nodes(t.grad_fn):
+            for node in graph_nodes(t):
                 if (demand := getattr(node, "demand", None)) is not None:
                     demand.expect_all()
             continue
