@@ -269,3 +269,50 @@ def test_a_users_rule_is_used_relative_to_a_reference(name):
     kept = sum(value for entry, value in found.ledger.entries.items() if "selection" in entry)
     assert float(kept.abs().max()) > 1e-6
     assert float(found.ledger.residual.max()) < 1e-10
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+def cubed(name: str, of_function: bool) -> type:
+    """A class of that name: ``x ** 3 + x / 2``, as a module or as an autograd.Function."""
+
+    def value(x):
+        return x**3 + x / 2
+
+    if not of_function:
+        return type(name, (nn.Module,), {"forward": lambda self, x: value(x)})
+
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return value(x)
+
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (3 * x**2 + 0.5)
+
+    return type(
+        name, (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    )
+
+
+@pytest.mark.parametrize("of_function", [False, True], ids=["module", "function"])
+@pytest.mark.parametrize("relative", [False, True], ids=["plain", "relative"])
+@pytest.mark.parametrize("name", "gelu relu floor abs linear matmul prelu add clamp detach".split())
+def test_a_class_that_is_called_like_an_operation_of_torchs(name, relative, of_function):
+    """It is not taken for that: relative to a reference that agrees in places, gelu has a slope of its own there."""
+
+    def explained(kind):
+        torch.manual_seed(5)
+        first, last = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
+        curve = kind.apply if of_function else kind()
+        x = torch.randn(2, 4, dtype=torch.float64)
+        # Of the units one changes.
+        reference = x + torch.linalg.inv(first.weight.detach())[:, :1].T if relative else None
+        with hilrp.register(kind, "activation"):
+            model = Apply(lambda x: last(curve(first(x)))).eval()
+            return hilrp.explain(model, x, 1, "epsilon", reference=reference)
+
+    found, plain = explained(cubed(name, of_function)), explained(cubed("Curve", of_function))
+    assert found.ledger.residual.max() < 1e-10
+    torch.testing.assert_close(found.relevance, plain.relevance, rtol=1e-12, atol=0)

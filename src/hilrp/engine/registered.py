@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.method.composite import Surrogate
-from hilrp.method.registered_functions import FunctionCall, with_values
+from hilrp.method.registered_functions import FunctionCall, class_name, with_values
 from hilrp.method.registry import MODULES
 from hilrp.util.nested import map_tensors, tensors
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run_module(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Puts the module's rule on what it has just returned."""
-    row, name = MODULES[type(module)][-1], type(module).__name__
+    row, name = MODULES[type(module)][-1], class_name(type(module))
     if isinstance(row.rule, Surrogate):
         row = replace(row, rule=Surrogate(partial(row.rule.function, module), row.rule.unproven))
     given, value = tensors((args, kwargs)), map_tensors(Tensor.detach, output)

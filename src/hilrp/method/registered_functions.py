@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hilrp.method.autograd import linearised
-from hilrp.method.table import Row
+from hilrp.method.table import TABLE, Row
 from hilrp.util.nested import map_tensors, tensors
 
 #: The rules in force, the latest last.
@@ -40,8 +40,8 @@ class FunctionCall:
 
     @property
     def name(self) -> str:
-        """The name of the class."""
-        return self.function.__name__
+        """What the function is called as an operation."""
+        return class_name(self.function)
 
     @property
     def row(self) -> Row:
@@ -66,6 +66,11 @@ class FunctionCall:
             return value
         with torch.no_grad(), listening(None), torch._C.DisableTorchFunction():
             return self.function.apply(*map_tensors(Tensor.clone, args), **map_tensors(Tensor.clone, kwargs))
+
+
+def class_name(kind: type) -> str:
+    """What a class is called as an operation: by its name, but never by that of an operation of torch's."""
+    return kind.__name__ if kind.__name__ not in TABLE else f"{kind.__module__}.{kind.__name__}"
 
 
 def with_values(output: Any, values: Any) -> Any:
