@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from hilrp.method.fast import kernels
 from hilrp.method.fast import triton_kernels as fused
 
 #: Types of what isn't of the type of the model's numbers.
@@ -36,6 +37,11 @@ def signatures(kernel: triton.JITFunction, kind: str):
         name: "constexpr" if name in constants else TYPES.get(name, f"*{kind}" if name.endswith("_p") else "i32")
         for name in names
     }
+    if "kind" in constants:
+        yield from (
+            (types, {"block": CONSTANTS["block"], "kind": number}) for number in range(len(kernels.ACTIVATIONS))
+        )
+        return
     options = [name for name in constants if name not in CONSTANTS]
     for chosen in (True, False) if options else (True,):
         yield types, {name: CONSTANTS.get(name, chosen) for name in constants}

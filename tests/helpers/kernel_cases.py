@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hilrp.method.call import Call, Level
 from hilrp.method.fast import kernels
 from hilrp.method.fast import triton_kernels as fused
 from hilrp.method.ledger import Books, Site
 from hilrp.method.normalisation import Norm
+from hilrp.method.rules import Rules
 from hilrp.method.sample_axis import Layout
 from hilrp.method.secant import functions
-from hilrp.method.secant.elementwise import chord
+from hilrp.method.secant.elementwise import chord, slope_of
 from hilrp.util.nested import tensors
 
 Case = tuple[str, Callable[[], Any], bool]
@@ -101,6 +103,57 @@ def single_values(dtype: torch.dtype) -> Iterator[Case]:
                     )
     g, x = values(6, 5, dtype=dtype), values(5, 6, dtype=dtype).T
     yield "with_sign other strides", lambda: kernels.with_sign(g.clone(), x), False
+
+
+def activations(dtype: torch.dtype) -> Iterator[Case]:
+    """Slopes of activations whose values are far apart, close, and the same; near zero and far from it."""
+    now = torch.cat([values(3, 500), 30 * values(3, 500), torch.linspace(-8, 8, 1500).reshape(3, 500)], 1)
+    before = torch.where(now.flip(1) == 0, now, torch.where(now.flip(0) < -0.5, now * (1 + 1e-7), now.roll(7, 1)))
+    for name in kernels.ACTIVATIONS:
+        kind, *approximate = name.split()
+        options = {"approximate": approximate[0]} if approximate else {}
+        function = getattr(torch.nn.functional, kind)
+        own, own0 = now.to(dtype), before.to(dtype)
+        y, y0 = function(own, **options), function(own0, **options)
+        leaf = own.clone().requires_grad_()
+        rest = Call(function, kind, (leaf,), options, Rules(), lambda _: Level.SIGNAL, lambda _: True, None)
+
+        def run(call=rest, leaf=leaf, found=(own, own0, y, y0)) -> Tensor:
+            with torch.no_grad():
+                return slope_of(call, leaf, found)
+
+        yield f"slope_of {name}", run, True
+
+
+def scores(dtype: torch.dtype) -> Iterator[Case]:
+    """Rows of scores, some with masks, one that may look nowhere, and scores that lie far from zero."""
+    for shape in ((2, 3, 5, 49), (4, 1), (3, 197), (2, 2, 1025), (1, 5000)):
+        g, s, change = values(*shape), 3 * values(*shape), values(*shape)
+        s0 = torch.where(change > 1, s + 1e-6 * change, s + change)
+        masked = uniform(*shape) < 0.3
+        hidden = s.masked_fill(masked, float("-inf")), s0.masked_fill(masked, float("-inf"))
+        hidden[0][..., :1, :] = hidden[1][..., :1, :] = float("-inf")
+        for name, (one, other) in {"": (s, s0), "masked ": hidden, "far ": (s - 300, s0 - 250)}.items():
+            own = [t.to(dtype) for t in (g, one, other)]
+            yield (
+                f"through_weights {name}{shape}",
+                lambda own=own: functions.through_weights(*(t.clone() for t in own)),
+                True,
+            )
+            mean = torch.where(own[1].isinf(), 0, own[1].softmax(-1).nan_to_num(0.0))
+            yield f"through_softmax {name}{shape}", lambda g=own[0], m=mean: functions.through_softmax(g, m, -1), True
+            yield (
+                f"mean_weights {name}{shape}",
+                lambda s=own[1], s0=own[2]: functions.mean_weights(s, s0, s.softmax(-1), s0.softmax(-1), s.ndim - 1),
+                True,
+            )
+    s = values(3, 4, 5, dtype=dtype)
+    yield "through_softmax another axis", lambda: functions.through_softmax(s, s.softmax(1), 1), False
+    yield (
+        "mean_weights another axis",
+        lambda: functions.mean_weights(s, 2 * s, s.softmax(1), (2 * s).softmax(1), 1),
+        False,
+    )
 
 
 def norms(dtype: torch.dtype) -> Iterator[Case]:
@@ -219,7 +272,13 @@ def compared(dtype: torch.dtype, choose: Callable[..., Any]) -> dict[str, tuple[
         return chosen
 
     try:
-        for name, run, expected in (*single_values(dtype), *norms(dtype), *shared(dtype)):
+        for name, run, expected in (
+            *single_values(dtype),
+            *activations(dtype),
+            *scores(dtype),
+            *norms(dtype),
+            *shared(dtype),
+        ):
             kernels._fused = lambda *_: None
             exact, ran = run(), 0
             kernels._fused = counted

@@ -24,7 +24,8 @@ needs_triton = pytest.mark.skipif(not TRITON, reason="Triton is not installed")
 BOUNDS = {"float32": 1e-5, "float16": 3e-3}
 KERNELS = [
     "quotient", "shares_of", "shared_out", "size_and_sign", "with_sign", "times_slope", "normalised_back", "add_shares",
-    "slope", "bounded_shares", "chord", "through_norm", "change_of_norm",
+    "slope", "bounded_shares", "chord", "through_norm", "change_of_norm", "slope_of", "through_weights",
+    "through_softmax", "mean_weights",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from hilrp.method.linear import least_weight
 
 if TYPE_CHECKING:
+    from hilrp.method.call import Call
     from hilrp.method.ledger import Account
     from hilrp.method.normalisation import Norm
 
@@ -103,6 +104,40 @@ def chord(
     """`secant.elementwise.chord` as one kernel."""
     fused = _fused(y, y0, now, before, limit) if y.dtype == torch.float32 else None
     return None if fused is None else fused.chord(y, y0, now, before, limit, fine, domain)
+
+
+def through_weights(g: Tensor, s: Tensor, s0: Tensor) -> tuple[Tensor, Tensor] | None:
+    """`secant.functions.through_weights` as one kernel."""
+    fused = _fused(g, s, s0) if 0 < g.shape[-1] <= _WIDEST and g.is_contiguous() else None
+    return None if fused is None else fused.through_weights(g, s, s0)
+
+
+def mean_weights(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor | None:
+    """`secant.functions.mean_weights` as one kernel, over the last axis."""
+    fused = _over_last(s, dim) and _fused(s, s0, value)
+    return fused.mean_weights(s, s0) if fused else None
+
+
+def through_softmax(g: Tensor, mean: Tensor, dim: int) -> Tensor | None:
+    """`secant.functions.through_softmax` as one kernel, over the last axis."""
+    fused = _over_last(g, dim) and _fused(g, mean)
+    return fused.through_softmax(g, mean) if fused else None
+
+
+def _over_last(t: Tensor, dim: int) -> bool:
+    """Whether an axis is the last one, and short enough to be taken as a whole."""
+    return t.ndim > 0 and dim % t.ndim == t.ndim - 1 and 0 < t.shape[-1] <= _WIDEST and t.is_contiguous()
+
+
+def slope_of(call: Call, a: Tensor, operands: tuple[Tensor, ...]) -> Tensor | None:
+    """`secant.elementwise.slope_of` of common activations as one kernel, their derivatives included."""
+    name = f"gelu {call.argument(1, 'approximate', 'none')}" if call.name == "gelu" else call.name
+    fused = _fused(*operands) if name in ACTIVATIONS else None
+    return None if fused is None else fused.slope_of(ACTIVATIONS.index(name), *operands)
+
+
+#: Activations whose slopes a kernel computes; it knows them by number.
+ACTIVATIONS = ("relu", "relu6", "hardswish", "silu", "gelu none", "gelu tanh")
 
 
 def through_norm(g: Tensor, x: Tensor, x0: Tensor, norm: Norm) -> Tensor | None:

@@ -124,6 +124,100 @@ def _chord(y_p, y0_p, now_p, before_p, limit_p, out_p, fine, count, domain: tl.c
 
 
 @triton.jit
+def _derivative(x, kind: tl.constexpr):
+    """That of an activation of `kernels.ACTIVATIONS`."""
+    if kind == 0:
+        return tl.where(x > 0, 1.0, 0.0)
+    if kind == 1:
+        return tl.where((x > 0) & (x < 6), 1.0, 0.0)
+    if kind == 2:
+        return tl.where(x < -3, 0.0, tl.where(x <= 3, x / 3 + 0.5, 1.0))
+    if kind == 3:
+        s = 1 / (1 + tl.exp(-x))
+        return s * (1 + x * (1 - s))
+    if kind == 4:
+        return 0.5 * (1 + tl.erf(x * 0.7071067811865476)) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    t = 1 - 2 / (tl.exp(2 * inner) + 1)
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x)
+
+
+@triton.jit
+def _slope_of(now_p, before_p, y_p, y0_p, out_p, fine, count, kind: tl.constexpr, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    now = tl.load(now_p + at, inside, 0.0).to(tl.float32)
+    before = tl.load(before_p + at, inside, 0.0).to(tl.float32)
+    change, middle = now - before, (now + before) * 0.5
+    close = change == 0
+    if kind > 1:
+        close = tl.abs(change) < tl.maximum(tl.abs(middle), 1.0) * fine
+    y = tl.load(y_p + at, inside, 0.0).to(tl.float32)
+    slope = (y - tl.load(y0_p + at, inside, 0.0).to(tl.float32)) / change
+    slope = tl.where(close, _derivative(middle, kind), slope)
+    tl.store(out_p + at, tl.where(tl.abs(slope) < float("inf"), slope, 0.0), inside)
+
+
+@triton.jit
+def _weights(s):
+    """The softmax of rows of scores, and its logarithm; neither is a number where a row has no finite score."""
+    top = tl.max(s, 1)[:, None]
+    s -= tl.where(top == float("-inf"), 0.0, top)
+    logs = s - tl.log(tl.sum(tl.exp(s), 1))[:, None]
+    return tl.exp(logs), logs
+
+
+@triton.jit
+def _log_mean(a, a0, ratio):
+    """The logarithmic mean of two weights, given the logarithm of their ratio; zero where that is no number."""
+    r = tl.abs(ratio)
+    # (1 - exp(-r)) / r: near zero by its series, since there the difference would lose its digits.
+    series = 1 - r / 2 * (1 - r / 3 * (1 - r / 4 * (1 - r / 5 * (1 - r / 6 * (1 - r / 7 * (1 - r / 8))))))
+    mean = tl.where(r < 0.3, series, (1 - tl.exp(-r)) / r) * tl.maximum(a, a0)
+    return tl.where(mean >= 0, mean, 0.0)
+
+
+@triton.jit
+def _centred_by(g, mean):
+    """``L (g - sum(L g) / sum(L))`` of rows."""
+    total = tl.sum(mean, 1)
+    centre = tl.sum(mean * g, 1) / tl.where(total > 0, total, 1.0)
+    return mean * (g - centre[:, None])
+
+
+@triton.jit
+def _through_weights(g_p, s_p, s0_p, weights_p, rows, columns, height: tl.constexpr, width: tl.constexpr):
+    row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    a, logs = _weights(tl.load(s_p + at, inside, float("-inf")).to(tl.float32))
+    a0, logs0 = _weights(tl.load(s0_p + at, inside, float("-inf")).to(tl.float32))
+    mean = tl.where(inside, _log_mean(a, a0, logs - logs0), 0.0)
+    tl.store(g_p + at, _centred_by(tl.load(g_p + at, inside, 0.0).to(tl.float32), mean), inside)
+    # A query that may look nowhere has no weights.
+    tl.store(weights_p + at, (tl.where(a >= 0, a, 0.0) + tl.where(a0 >= 0, a0, 0.0)) * 0.5, inside)
+
+
+@triton.jit
+def _mean_weights(s_p, s0_p, out_p, rows, columns, height: tl.constexpr, width: tl.constexpr):
+    row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    a, logs = _weights(tl.load(s_p + at, inside, float("-inf")).to(tl.float32))
+    a0, logs0 = _weights(tl.load(s0_p + at, inside, float("-inf")).to(tl.float32))
+    tl.store(out_p + at, _log_mean(a, a0, logs - logs0), inside)
+
+
+@triton.jit
+def _through_softmax(g_p, mean_p, out_p, rows, columns, height: tl.constexpr, width: tl.constexpr):
+    row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    mean = tl.load(mean_p + at, inside, 0.0).to(tl.float32)
+    tl.store(out_p + at, _centred_by(tl.load(g_p + at, inside, 0.0).to(tl.float32), mean), inside)
+
+
+@triton.jit
 def _centred(x, inside, columns, eps, centre: tl.constexpr):
     if centre:
         x = tl.where(inside, x - (tl.sum(x, 1) / columns)[:, None], 0.0)
@@ -299,6 +393,38 @@ def chord(y: Tensor, y0: Tensor, now: Tensor, before: Tensor, limit: Tensor, fin
     out = torch.empty_like(y)
     _chord[_grid(y)](y, y0, now, before, limit, out, fine, y.numel(), domain, _BLOCK)
     return out
+
+
+def slope_of(kind: int, now: Tensor, before: Tensor, y: Tensor, y0: Tensor) -> Tensor:
+    """See `kernels.slope_of`."""
+    out = torch.empty_like(y, dtype=torch.float32)
+    _slope_of[_grid(y)](now, before, y, y0, out, torch.finfo(out.dtype).eps ** 0.8, y.numel(), kind, _BLOCK)
+    return out
+
+
+def through_weights(g: Tensor, s: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
+    """See `kernels.through_weights`; the results take the places of ``g`` and ``s``."""
+    _by_rows(_through_weights, g, s, s0, s)
+    return g, s
+
+
+def mean_weights(s: Tensor, s0: Tensor) -> Tensor:
+    """See `kernels.mean_weights`."""
+    return _by_rows(_mean_weights, s, s0, torch.empty_like(s))
+
+
+def through_softmax(g: Tensor, mean: Tensor) -> Tensor:
+    """See `kernels.through_softmax`."""
+    return _by_rows(_through_softmax, g, mean, torch.empty_like(g))
+
+
+def _by_rows(kernel: triton.JITFunction, *operands: Tensor) -> Tensor:
+    """Runs a kernel over rows that it takes as a whole, and returns the last of what it is given."""
+    columns = operands[-1].shape[-1]
+    rows = operands[-1].numel() // columns
+    height, width = _rows(columns)
+    kernel[(triton.cdiv(rows, height),)](*operands, rows, columns, height, width)
+    return operands[-1]
 
 
 def through_norm(g: Tensor, x: Tensor, x0: Tensor, scale: Tensor | None, centre: bool, eps: float) -> Tensor:

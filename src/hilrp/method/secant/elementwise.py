@@ -39,12 +39,13 @@ def elementwise(call: Call) -> Tensor:
     (a,) = carriers
     operands = a.detach(), call.before(a), y, call.output_before
     with torch.no_grad():
-        slope = _slope_in_pieces(call, a, operands) if len(call.operands) == 1 else _slope(call, a, *operands)
+        slope = slope_of(call, a, operands) if len(call.operands) == 1 else _slope(call, a, *operands)
     return linearised(a, y, slope)
 
 
-def _slope_in_pieces(call: Call, a: Tensor, operands: tuple[Tensor, ...]) -> Tensor:
-    """The same as `_slope`, for which what is computed on the way is several times as large as the result."""
+@Replaceable
+def slope_of(call: Call, a: Tensor, operands: tuple[Tensor, ...]) -> Tensor:
+    """The slopes of a function of one operand: in pieces, since they take several times their own size on the way."""
     pieces = -(-a.numel() // 2**21)
     if pieces <= 1:
         return _slope(call, a, *operands)

@@ -34,6 +34,7 @@ def log_mean(a: Tensor, a0: Tensor, ratio: Tensor) -> Tensor:
     return torch.expm1(size).div_(size).mul_(torch.maximum(a, a0)).nan_to_num_(0.0, 0.0, 0.0)
 
 
+@Replaceable
 def mean_weights(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
     """The logarithmic mean of the softmaxes of two scores."""
     return log_mean(value, value0, s.log_softmax(dim) - s0.log_softmax(dim))
@@ -53,6 +54,7 @@ class _Softmax(Function):
         return through_softmax(g, mean, ctx.dim), None, None, None, None
 
 
+@Replaceable
 def through_softmax(g: Tensor, mean: Tensor, dim: int) -> Tensor:
     """``L (g - sum(L g) / sum(L))``.
 
@@ -133,20 +135,20 @@ class _Attention(Function):
         needed = ctx.needs_input_grad
         q, k, v, mask, q0, k0, v0, mask0 = _prepared(saved, ctx.scale)
         g = g.to(q.dtype)
-        middle_q, middle_k, middle_v = (q + q0) / 2, (k + k0) / 2, (v + v0) / 2
+        middle_q, middle_k, middle_v = (torch.lerp(t, t0, 0.5) for t, t0 in ((q, q0), (k, k0), (v, v0)))
         shares: list[list[Tensor]] = [[], [], [], []]
         for start in range(0, q.shape[-2], _ROWS):
             rows = slice(start, start + _ROWS)
             part = g[..., rows, :]
-            a, a0, mean = _weights((q, k, mask), (q0, k0, mask0), rows, ctx.causal)
-            g_s = through_softmax(part @ middle_v.transpose(-2, -1), mean, -1)
+            scores = [_scores(*own, rows, ctx.causal) for own in ((q, k, mask), (q0, k0, mask0))]
+            g_s, weights = through_weights(part @ middle_v.transpose(-2, -1), *scores)
             shares[0].append(g_s @ middle_k)
             shares[1].append(g_s.transpose(-2, -1) @ middle_q[..., rows, :])
-            shares[2].append(((a + a0) / 2).transpose(-2, -1) @ part)
+            shares[2].append(weights.transpose(-2, -1) @ part)
             if needed[3]:
                 shares[3].append(g_s)
-        found = [
-            torch.cat(shares[0], -2) * ctx.scale,
+        found: list[Any] = [
+            torch.cat(shares[0], -2).mul_(ctx.scale),
             sum(shares[1]),
             sum(shares[2]),
             torch.cat(shares[3], -2) if needed[3] else None,
@@ -176,12 +178,22 @@ def _prepared(operands: Sequence[Tensor | None], scale: float) -> list[Any]:
     return found
 
 
-def _weights(now: tuple[Any, ...], before: tuple[Any, ...], rows: slice, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention weights of some queries, on the input and on the reference, and their logarithmic mean."""
-    logs, logs0 = (_scores(q, k, mask, rows, causal).log_softmax(-1) for q, k, mask in (now, before))
+def _weights(s: Tensor, s0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The attention weights of scores on the input and on the reference, and their logarithmic mean."""
+    logs, logs0 = s.log_softmax(-1), s0.log_softmax(-1)
     # A query that may look nowhere has no weights.
     a, a0 = (t.exp().nan_to_num_(0.0) for t in (logs, logs0))
     return a, a0, log_mean(a, a0, logs.sub_(logs0))
+
+
+@Replaceable
+def through_weights(g: Tensor, s: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of attention weights that of their scores, and the mean of the two weights.
+
+    What is given may be written to.
+    """
+    a, a0, mean = _weights(s, s0)
+    return through_softmax(g, mean, -1), torch.lerp(a, a0, 0.5)
 
 
 def _fitted(share: Tensor, operand: Tensor) -> Tensor:
@@ -212,7 +224,7 @@ def beyond_masks(
     """What of attention's difference comes from masks that differ, and not from queries, keys and values."""
     q, k, v, mask, q0, k0, v0, mask0 = _prepared([*operands, masks[0], *operands0, masks[1]], scale)
     rows = slice(None)
-    a, a0, mean = _weights((q, k, mask), (q0, k0, mask0), rows, causal)
+    a, a0, mean = _weights(_scores(q, k, mask, rows, causal), _scores(q0, k0, mask0, rows, causal))
     change = _scores(q, k, None, rows, False) - _scores(q0, k0, None, rows, False)
     return ((a - a0 - through_softmax(change, mean, -1)) @ ((v + v0) / 2)).to(operands[0].dtype)
 
