@@ -18,8 +18,8 @@ from hilrp.attribution.stages import channels_last, stream_name, streams, to_map
 from hilrp.engine import messages
 from hilrp.engine.engine import Engine
 from hilrp.method import fast, secant  # noqa: F401 (they enter their forms into the rules and the table)
-from hilrp.method.autograd import graph_nodes
 from hilrp.method.call import KnownLayers
+from hilrp.method.graph import graph_nodes
 from hilrp.method.ledger import Books, Ledger, Site
 from hilrp.method.linear import is_exact, live_layers, note_use
 from hilrp.method.rules import Rules

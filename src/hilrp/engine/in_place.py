@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from hilrp.engine.tensor_info import Info, Tracker
-from hilrp.method.autograd import Edge, edge_of, stems_from
 from hilrp.method.call import Level
+from hilrp.method.graph import Edge, edge_of, stems_from
 from hilrp.util.errors import ModelError
 from hilrp.util.nested import map_tensors, tensors
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hilrp.method.autograd import graph_nodes
 from hilrp.method.call import Level
+from hilrp.method.graph import graph_nodes
 from hilrp.method.sample_axis import Layout
 from hilrp.method.table import Primitive
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hilrp.method.autograd import gamma, graph_nodes, hand_over
+from hilrp.method.autograd import gamma, hand_over
 from hilrp.method.call import Call, Layers
+from hilrp.method.graph import graph_nodes
 from hilrp.method.rules import Rules
 from hilrp.util.replaceable import Replaceable
 

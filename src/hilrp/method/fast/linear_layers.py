@@ -18,9 +18,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from hilrp.method.autograd import graph_nodes
 from hilrp.method.call import Call
 from hilrp.method.fast import kernels
+from hilrp.method.graph import graph_nodes
 from hilrp.method.ledger import Account
 from hilrp.method.linear import Gamma
 from hilrp.method.normalisation import Norm

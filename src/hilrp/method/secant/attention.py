@@ -13,10 +13,10 @@ from hilrp.method.secant import functions
 def softmax(call: Call) -> Tensor:
     """Softmax over an axis."""
     s, dim = call.argument(0, "input"), call.argument(1, "dim", -1)
-    if not s.requires_grad:
-        return call.value()
     value, before = call.value(), call.output_before
-    out = functions.softmax(s, call.before(s), value, before, dim)
+    if not s.requires_grad:
+        return value
+    out: Tensor = functions.softmax(s, call.before(s), value, before, dim)
     if call.reference is not None and call.reference.choosing:
         # What is masked on one of the two alone has no finite difference of scores.
         with torch.no_grad():
@@ -54,7 +54,7 @@ def attention(call: Call) -> Tensor:
     masks = (mask, call.before(mask)) if mask is not None else (None, None)
     causal = bool(call.argument(5, "is_causal", False))
     before = [call.before(t) for t in operands]
-    out = functions.attention(operands, before, masks, call.value(), scale, causal)
+    out: Tensor = functions.attention(*operands, masks[0], *before, masks[1], call.value(), scale, causal)
     if mask is not None and call.changes(mask) and not mask.requires_grad and out.requires_grad:
         with torch.no_grad():
             call.book(out, functions.beyond_masks(operands, before, masks, scale, causal), "selection")

@@ -54,6 +54,10 @@ class _Softmax(Function):
         return through_softmax(g, mean, ctx.dim), None, None, None, None
 
 
+#: Softmax weights. ``A - A0 = L (D s - sum(L D s) / sum(L))`` with the logarithmic mean ``L`` of the two, exactly.
+softmax = _Softmax.apply
+
+
 @Replaceable
 def through_softmax(g: Tensor, mean: Tensor, dim: int) -> Tensor:
     """``L (g - sum(L g) / sum(L))``.
@@ -63,14 +67,6 @@ def through_softmax(g: Tensor, mean: Tensor, dim: int) -> Tensor:
     total = mean.sum(dim, keepdim=True)
     centre = (mean * g).sum(dim, keepdim=True) / total.where(total > 0, 1)
     return mean * (g - centre)
-
-
-def softmax(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor:
-    """Softmax weights.
-
-    ``A - A0 = L (D s - sum(L D s) / sum(L))`` with the logarithmic mean ``L`` of the two, exactly.
-    """
-    return _Softmax.apply(s, s0, value, value0, dim)
 
 
 class _Normalise(Function):
@@ -156,6 +152,11 @@ class _Attention(Function):
         return *(_fitted(t, o) if n else None for t, o, n in zip(found, saved, needed, strict=False)), *[None] * 7
 
 
+#: ``softmax(q k^T) v``: midpoints for both products, and `softmax` between them. The weights are computed anew in the
+#: backward pass, some queries at a time.
+attention = _Attention.apply
+
+
 def _prepared(operands: Sequence[Tensor | None], scale: float) -> list[Any]:
     """Operands in one type, of at least single precision, with as many keys as queries; the scale is in the queries."""
     q, k = operands[0], operands[1]
@@ -227,22 +228,6 @@ def beyond_masks(
     a, a0, mean = _weights(_scores(q, k, mask, rows, causal), _scores(q0, k0, mask0, rows, causal))
     change = _scores(q, k, None, rows, False) - _scores(q0, k0, None, rows, False)
     return ((a - a0 - through_softmax(change, mean, -1)) @ ((v + v0) / 2)).to(operands[0].dtype)
-
-
-def attention(
-    operands: list[Tensor],
-    operands0: list[Tensor],
-    masks: tuple[Tensor | None, Tensor | None],
-    value: Tensor,
-    scale: float,
-    causal: bool,
-) -> Tensor:
-    """``softmax(q k^T) v``: midpoints for both products, and `softmax` between them.
-
-    The weights are computed anew in the backward pass, some queries at a time.
-    """
-    (q, k, v), (q0, k0, v0) = operands, operands0
-    return _Attention.apply(q, k, v, masks[0], q0, k0, v0, masks[1], value, scale, causal)
 
 
 class _Selected(Function):
