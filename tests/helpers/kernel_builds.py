@@ -5,6 +5,7 @@ Prints, as JSON, how large each became.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 
@@ -38,15 +39,14 @@ def signatures(kernel: triton.JITFunction, kind: str):
         for name in names
     }
     if "kind" in constants:
-        yield from (
-            (types, {"block": CONSTANTS["block"], "kind": number}) for number in range(len(kernels.ACTIVATIONS))
-        )
+        for number, reads in itertools.product(range(len(kernels.ACTIVATIONS)), (True, False)):
+            yield types, {"kind": number, "reads": reads, "block": 1024}
         return
     options = [name for name in constants if name not in CONSTANTS]
     for chosen in (True, False) if options else (True,):
         yield types, {name: CONSTANTS.get(name, chosen) for name in constants}
     if kernel is fused._with_sign:
-        yield types | {"x_p": "*i8"}, {"block": 1024}
+        yield types | {"x_p": "*i8"}, {"adds": True, "block": 1024}
     if kernel is fused._normalised_back:
         yield types | {"scale_p": "*fp32"}, {"scaled": True, "centre": True, "height": 2, "width": 1024}
 

@@ -95,10 +95,12 @@ def single_values(dtype: torch.dtype) -> Iterator[Case]:
                 True,
             )
             for kind, sign in (("values", x), ("bytes", x.sign().to(torch.int8))):
-                for mine in (False, True):
+                for more in (None, y):
                     yield (
-                        f"with_sign {kind} {'in place ' if mine else ''}{name}",
-                        lambda g=g, s=sign, mine=mine, own=own: kernels.with_sign(own(g), own(s), mine),
+                        f"with_sign {kind} {'' if more is None else 'and more '}{name}",
+                        lambda g=g, s=sign, more=more, own=own: kernels.with_sign(
+                            own(g), own(s), None if more is None else own(more)
+                        ),
                         True,
                     )
     g, x = values(6, 5, dtype=dtype), values(5, 6, dtype=dtype).T
@@ -118,9 +120,15 @@ def activations(dtype: torch.dtype) -> Iterator[Case]:
         leaf = own.clone().requires_grad_()
         rest = Call(function, kind, (leaf,), options, Rules(), lambda _: Level.SIGNAL, lambda _: True, None)
 
-        def run(call=rest, leaf=leaf, found=(own, own0, y, y0)) -> Tensor:
+        def run(call=rest, leaf=leaf, found=(own, own0, y, y0)) -> tuple[Tensor, Tensor]:
+            """What is passed on, and where the two values are the same but for rounding the slope itself.
+
+            The quotient of small differences is as exact as these are.
+            """
             with torch.no_grad():
-                return slope_of(call, leaf, found)
+                slope = slope_of(call, leaf, found)
+            change = found[0].float() - found[1].float()
+            return slope * change, slope.masked_fill(change.abs() > 2e-6, 0.0)
 
         yield f"slope_of {name}", run, True
 

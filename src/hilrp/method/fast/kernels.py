@@ -83,12 +83,12 @@ def size_and_sign(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tens
     return x.abs(), x.sign().to(torch.int8)
 
 
-def with_sign(g: Tensor, x: Tensor, own: bool = False) -> Tensor:
-    """``g sign(x)``, in the memory of ``g`` if that is one's ``own``; ``x`` may be its sign."""
-    if g.stride() == x.stride() and (fused := _fused(g)) is not None:
-        return fused.with_sign(g, x, own)
-    sign = x if x.dtype == torch.int8 else x.sign()
-    return g.mul_(sign) if own else g * sign
+def with_sign(g: Tensor, x: Tensor, more: Tensor | None = None) -> Tensor:
+    """``g sign(x)``, and what is to be added, in the memory of ``g``; ``x`` may be its sign."""
+    if g.stride() == x.stride() and (fused := _fused(g) if more is None else _fused(g, more)) is not None:
+        return fused.with_sign(g, x, more)
+    found = g.mul_(x if x.dtype == torch.int8 else x.sign())
+    return found if more is None else found.add_(more)
 
 
 def slope(y: Tensor, a: Tensor, before: Tensor | None = None) -> Tensor:

@@ -100,6 +100,10 @@ class _Linear:
         found = rows @ weight if onto is None else onto.flatten(0, -2).addmm_(rows, weight)
         return found.view(*g.shape[:-1], weight.shape[1])
 
+    def back_twice(self, direct: Tensor, weight: Tensor, through: Tensor, size: Tensor, signs: Tensor) -> Tensor:
+        """``W^T d + sign |W|^T t``."""
+        return self.back(direct, weight, signs, kernels.with_sign(self.back(through, size, signs), signs))
+
     def along(self, bias: Tensor) -> Tensor:
         """The bias, so that it broadcasts against the output."""
         return bias
@@ -116,13 +120,17 @@ class _Convolution:
         stride, padding, dilation = self.geometry
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0], self.groups)
 
-    def back(self, g: Tensor, weight: Tensor, like: Tensor, onto: Tensor | None = None) -> Tensor:
+    def back(self, g: Tensor, weight: Tensor, like: Tensor) -> Tensor:
         """The transposed convolution; of ``like`` the shape and the strides alone are read."""
         like = like if like.dtype == g.dtype else torch.empty_like(like, dtype=g.dtype)
         found: Tensor = torch.ops.aten.convolution_backward(
             g, like, weight, None, *self.geometry, False, [0], self.groups, [True, False, False]
         )[0]
-        return found if onto is None else onto.add_(found)
+        return found
+
+    def back_twice(self, direct: Tensor, weight: Tensor, through: Tensor, size: Tensor, signs: Tensor) -> Tensor:
+        """The same as that of a linear layer."""
+        return kernels.with_sign(self.back(through, size, signs), signs, self.back(direct, weight, signs))
 
     def along(self, bias: Tensor) -> Tensor:
         return bias.reshape(-1, *[1] * len(self.geometry[0]))
@@ -276,8 +284,7 @@ class _Layer(Function):
             if bias is not None:
                 ctx.book(bias, direct)
                 ctx.book(bias.abs(), through)
-        back = kernels.with_sign(own.back(through, size, signs), signs, own=True)
-        return own.back(direct, weight, signs, back).to(ctx.dtype), *[None] * 9
+        return own.back_twice(direct, weight, through, size, signs).to(ctx.dtype), *[None] * 9
 
 
 def _norm_before(x: Tensor, y: Tensor) -> Any:

@@ -78,11 +78,14 @@ def _size_and_sign(x_p, before_p, size_p, sign_p, count, differs: tl.constexpr, 
 
 
 @triton.jit
-def _with_sign(g_p, x_p, out_p, count, block: tl.constexpr):
+def _with_sign(g_p, x_p, more_p, out_p, count, adds: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     x, g = tl.load(x_p + at, inside, 0), tl.load(g_p + at, inside, 0.0)
-    tl.store(out_p + at, tl.where(x > 0, g, tl.where(x < 0, -g, 0.0)), inside)
+    g = tl.where(x > 0, g, tl.where(x < 0, -g, 0.0))
+    if adds:
+        g += tl.load(more_p + at, inside, 0.0)
+    tl.store(out_p + at, g, inside)
 
 
 @triton.jit
@@ -143,7 +146,25 @@ def _derivative(x, kind: tl.constexpr):
 
 
 @triton.jit
-def _slope_of(now_p, before_p, y_p, y0_p, out_p, fine, count, kind: tl.constexpr, block: tl.constexpr):
+def _activation(x, kind: tl.constexpr):
+    """An activation of `kernels.ACTIVATIONS`."""
+    if kind == 0:
+        return tl.maximum(x, 0.0)
+    if kind == 1:
+        return tl.minimum(tl.maximum(x, 0.0), 6.0)
+    if kind == 2:
+        return x * tl.minimum(tl.maximum(x + 3, 0.0), 6.0) / 6
+    if kind == 3:
+        return x / (1 + tl.exp(-x))
+    if kind == 4:
+        return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    return 0.5 * x * (2 - 2 / (tl.exp(1.5957691216057308 * (x + 0.044715 * x * x * x)) + 1))
+
+
+@triton.jit
+def _slope_of(
+    now_p, before_p, y_p, y0_p, out_p, fine, count, kind: tl.constexpr, reads: tl.constexpr, block: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     now = tl.load(now_p + at, inside, 0.0).to(tl.float32)
@@ -152,8 +173,11 @@ def _slope_of(now_p, before_p, y_p, y0_p, out_p, fine, count, kind: tl.constexpr
     close = change == 0
     if kind > 1:
         close = tl.abs(change) < tl.maximum(tl.abs(middle), 1.0) * fine
-    y = tl.load(y_p + at, inside, 0.0).to(tl.float32)
-    slope = (y - tl.load(y0_p + at, inside, 0.0).to(tl.float32)) / change
+    if reads:
+        y, y0 = tl.load(y_p + at, inside, 0.0).to(tl.float32), tl.load(y0_p + at, inside, 0.0).to(tl.float32)
+    else:
+        y, y0 = _activation(now, kind), _activation(before, kind)
+    slope = (y - y0) / change
     slope = tl.where(close, _derivative(middle, kind), slope)
     tl.store(out_p + at, tl.where(tl.abs(slope) < float("inf"), slope, 0.0), inside)
 
@@ -368,11 +392,10 @@ def size_and_sign(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tens
     return size, sign
 
 
-def with_sign(g: Tensor, x: Tensor, own: bool) -> Tensor:
+def with_sign(g: Tensor, x: Tensor, more: Tensor | None) -> Tensor:
     """See `kernels.with_sign`."""
-    out = g if own else torch.empty_like(g)
-    _with_sign[_grid(g)](g, x, out, g.numel(), _BLOCK)
-    return out
+    _with_sign[_grid(g)](g, x, g if more is None else more, g, g.numel(), more is not None, _BLOCK)
+    return g
 
 
 def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
@@ -396,9 +419,12 @@ def chord(y: Tensor, y0: Tensor, now: Tensor, before: Tensor, limit: Tensor, fin
 
 
 def slope_of(kind: int, now: Tensor, before: Tensor, y: Tensor, y0: Tensor) -> Tensor:
-    """See `kernels.slope_of`."""
-    out = torch.empty_like(y, dtype=torch.float32)
-    _slope_of[_grid(y)](now, before, y, y0, out, torch.finfo(out.dtype).eps ** 0.8, y.numel(), kind, _BLOCK)
+    """See `kernels.slope_of`.
+
+    Computing values once more is quicker than reading them; in half precision these are rounded, and have to be read.
+    """
+    out, reads = torch.empty_like(y, dtype=torch.float32), y.dtype != torch.float32
+    _slope_of[_grid(y)](now, before, y, y0, out, torch.finfo(out.dtype).eps ** 0.8, y.numel(), kind, reads, _BLOCK)
     return out
 
 
