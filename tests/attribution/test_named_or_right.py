@@ -803,3 +803,129 @@ def test_what_depends_on_the_input_unseen_is_told_of(between, rules) -> None:
     assert any("whether all that depends on the input was seen" in reason for reason in found.unchecked)
     assert hilrp.Verdict.VALID not in found.verdicts
     assert not hilrp.explain(made(Two), pictures(2), 2, rules).unchecked
+
+
+# Hooks, truth values and places, whole numbers given to blocks -------------------------------------------------------
+
+
+class Curve(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h * h.sigmoid()
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "epsilon", "secant"])
+def test_a_forward_pre_hook_of_a_registered_module(rules):
+    """One that gives it something else is named; one that looks on is none of hilrp's business."""
+    x, reference = pictures(2), 0.0 if rules == "secant" else None
+
+    class Net(Two):
+        def __init__(self) -> None:
+            super().__init__(lambda self, h: self.curve(h))
+            self.curve = Curve()
+
+    model = made(Net)
+    with hilrp.register(Curve, "activation"):
+        plain = hilrp.explain(model, x, 1, rules, reference=reference)
+        seen = []
+        with model.curve.register_forward_pre_hook(lambda module, args: seen.append(len(args))):
+            watched = hilrp.explain(model, x, 1, rules, reference=reference)
+        assert seen
+        assert torch.equal(watched.relevance, plain.relevance)
+        with (
+            model.curve.register_forward_pre_hook(lambda module, args: (args[0].flip(1),)),
+            pytest.raises(hilrp.AuditError, match="forward pre-hook"),
+        ):
+            hilrp.explain(model, x, 1, rules, reference=reference)
+
+
+def put(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[torch.arange(len(h)), h.argmax(1)] += 1.0
+    return h
+
+
+def indexed(h: Tensor) -> Tensor:
+    ones = torch.ones(12, len(h), dtype=F64)
+    return h.index_add(1, h.argmax(1), ones.T if len(h) == 12 else ones[: len(h)])
+
+
+BY_CHOICE = {
+    "truth values as numbers": lambda h: h + (h > 0),
+    "truth values times a number": lambda h: h + 0.5 * (h > 0),
+    "a mask among numbers": lambda h: torch.cat([h[:, :4], h[:, 4:] > 0], 1),
+    "one more at the largest": put,
+    "scatter_add": lambda h: h.scatter_add(1, h.argmax(1, keepdim=True), torch.ones(len(h), 1, dtype=F64)),
+    "scatter of a number": lambda h: h.scatter(1, h.argmax(1, keepdim=True), 1.0),
+    "index_put": lambda h: h.index_put((torch.arange(len(h)), h.argmax(1)), torch.ones(len(h), dtype=F64)),
+    "index_add": indexed,
+}
+
+
+@pytest.mark.parametrize("program", BY_CHOICE.values(), ids=BY_CHOICE)
+def test_constants_that_the_input_chooses_are_told_of(program):
+    found = hilrp.explain(made(Two, lambda self, h: program(h)), pictures(1), 1)
+    assert any("carr" in note and "no relevance" in note for note in found.notes), found.notes
+    assert float(found.ledger.residual.max()) < 1e-10
+    kept = {name: float(value.abs().max()) for name, value in found.ledger.entries.items()}
+    if program is not put:  # there one is added to what was taken out, wherever that was
+        assert kept.get("constant", 0.0) == 0.0
+        assert kept["gate"] > 0
+
+
+def test_a_mask_that_selects_needs_no_note():
+    found = hilrp.explain(made(Two, lambda self, h: torch.where(h > 0, h, 0.1 * h)), pictures(1), 1)
+    assert not found.notes
+    found = hilrp.explain(made(Two, lambda self, h: h.gather(1, h.argsort(1))), pictures(1), 1)
+    assert not found.notes
+
+
+def test_indices_that_are_given_to_a_block_that_runs_again():
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.table = nn.Linear(12, 12, bias=False), nn.Embedding(12, 12)
+
+        def forward(self, h: Tensor, index: Tensor) -> Tensor:
+            return 3 * self.a(h) + 0.1 * self.table(index)
+
+    class Net(Two):
+        def __init__(self) -> None:
+            super().__init__(Net.run)
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+        @staticmethod
+        def run(self, h):
+            for block in self.blocks:
+                h = block(h, h.argmax(1))
+            return h
+
+    model, x = made(Net), pictures(2)
+    whole = hilrp.Explainer(model).explain(x, 1)
+    again = hilrp.Explainer(model, recompute="auto").explain(x, 1)
+    assert set(again.notes) == set(whole.notes) != set()
+    torch.testing.assert_close(again.ledger.entries, whole.ledger.entries)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_small_whole_numbers_do_not_wrap_around(dtype):
+    numbers = torch.arange(12, dtype=dtype)
+    for program in (lambda h: h - numbers, lambda h: torch.add(h, numbers, alpha=100), lambda h: numbers - h):
+        found = hilrp.explain(made(Two, lambda self, h, program=program: program(h)), pictures(2), 1)
+        assert float(found.ledger.residual.max()) < 1e-10
+
+
+def test_a_number_as_the_reference_leaves_what_is_held_fixed():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(12, 8), nn.Linear(8, 5)
+
+        def forward(self, features: Tensor, scale: Tensor) -> Tensor:
+            return self.b(self.a(features).relu()) * (1 + scale)
+
+    model, x = made(Net), torch.randn(2, 12, dtype=F64)
+    given, plain = (
+        hilrp.explain(model, {"features": x, "scale": scale}, 1, "secant", reference=0.0)
+        for scale in (torch.tensor(2.0, dtype=F64), 2.0)
+    )
+    torch.testing.assert_close(given.relevance["features"], plain.relevance["features"])

@@ -225,7 +225,9 @@ def test_even_where_a_model_catches_exceptions_the_path_is_right():
 def test_modules_of_other_threads_are_not_ours():
     """torch's hooks for all modules see every thread; a watch minds the one that it was opened in."""
     entered = []
-    watch = ModuleWatch(nn.ReLU(), lambda module, args: entered.append(module), lambda module, kwargs, output: None)
+    watch = ModuleWatch(
+        nn.ReLU(), lambda module, args: entered.append(module), lambda module, args, kwargs, output: None
+    )
     watch.open()
     try:
         thread = threading.Thread(target=lambda: nn.GELU()(torch.zeros(1)))

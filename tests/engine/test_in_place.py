@@ -392,3 +392,130 @@ def test_all_that_a_view_shows_counts(rules):
         hilrp.explain(Halves(each).to(F64).eval(), x, 1, rules, reference=reference) for each in (across, plain)
     )
     torch.testing.assert_close(one.relevance, other.relevance, rtol=1e-10, atol=1e-12)
+
+
+# Pieces that carry nothing, constants in between, and the model's own tensors --------------------------------------
+
+
+class Narrow(nn.Module):
+    """Two layers with something between them."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(12, 8, bias=False), nn.Linear(8, 4, bias=False)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(self.a(x)))
+
+
+def both(one, other, rules: str):
+    """Explanations of two programs between the layers that give the same."""
+    x = torch.randn(1, 12, dtype=F64, generator=torch.Generator().manual_seed(1))
+    models = [Narrow(each).to(F64).eval() for each in (one, other)]
+    with torch.no_grad():
+        assert torch.equal(models[0](x), models[1](x))
+    found, twin = (hilrp.explain(model, x, 1, rules) for model in models)
+    torch.testing.assert_close(found.relevance, twin.relevance, rtol=1e-10, atol=1e-12)
+    assert list(map(str, found.verdicts)) == list(map(str, twin.verdicts))
+
+
+GATES = {
+    "softmax": lambda h: h.softmax(1)[:, :4],
+    "reciprocal": lambda h: (h[:, :4].abs() + 1).reciprocal(),
+    "detached": lambda h: h[:, :4].detach(),
+}
+USES = {
+    "maximum": torch.maximum,
+    "clamp": lambda a, v: a.clamp(min=v),
+    "mul": torch.mul,
+    "matmul": lambda a, v: (a[:, :, None] @ v[:, None, :]).mean(1),
+    "lerp": lambda a, v: torch.lerp(a, a.flip(1), v),
+}
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "epsilon", "attnlrp"])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("gate", GATES)
+def test_a_part_that_is_a_gate_carries_nothing(gate, use, rules):
+    """Though the tensor that it is a part of does."""
+
+    def written(h):
+        buffer = h.flip(1) * 2
+        buffer[:, :4] = GATES[gate](h)
+        return torch.cat([USES[use](h[:, :4], buffer[:, :4]), h[:, 4:]], 1)
+
+    def plain(h):
+        return torch.cat([USES[use](h[:, :4], GATES[gate](h)), h[:, 4:]], 1)
+
+    both(written, plain, rules)
+
+
+def zeroed(buffer, h):
+    buffer.zero_()
+    buffer.add_(h)
+
+
+def filled(buffer, h):
+    buffer.copy_(torch.ones(8, dtype=F64))
+    buffer += h
+
+
+def filled_twice(buffer, h):
+    buffer.fill_(2.0)
+    buffer.fill_(1.0)
+    buffer.mul_(h)
+
+
+@pytest.mark.parametrize("rules", RULES[:3])
+@pytest.mark.parametrize(
+    ("write", "value"), [(zeroed, lambda h: h), (filled, lambda h: 1 + h), (filled_twice, lambda h: h)]
+)
+def test_views_from_before_a_constant_took_the_place(write, value, rules):
+    """They show what is written after it."""
+
+    def written(h):
+        buffer = h * 2
+        part, again = buffer[:, 4:], buffer[:, 4:].view(-1, 2, 2)
+        write(buffer, h)
+        return torch.cat([part, again.flatten(1)], 1) + h
+
+    def plain(h):
+        return torch.cat([value(h)[:, 4:], value(h)[:, 4:]], 1) + h
+
+    both(written, plain, rules)
+
+
+OWN = {
+    "clamp": lambda m: m.b.weight.data.clamp_(-0.1, 0.1),
+    "detach": lambda m: m.b.weight.detach().mul_(0.5),
+    "row": lambda m: m.b.weight.data[1].mul_(0.5),
+    "view": lambda m: m.b.weight.data.view(-1)[3:9].fill_(0.25),
+    "buffer": lambda m: m.steps.data.add_(1.0),
+}
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "secant"])
+@pytest.mark.parametrize("write", OWN.values(), ids=OWN)
+def test_the_models_own_tensors_are_not_written_to_through_data(write, rules):
+    """And what is written there holds in the pass, as it does in the model."""
+
+    class Net(Narrow):
+        def __init__(self) -> None:
+            super().__init__(None)
+            self.register_buffer("steps", torch.zeros(8))
+
+        def forward(self, x):
+            write(self)
+            return self.b(self.a(x) + self.steps)
+
+    x = torch.randn(2, 12, dtype=F64, generator=torch.Generator().manual_seed(1))
+    reference = 0.0 if rules == "secant" else None
+    model = Net().to(F64).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = hilrp.explain(model, x, 1, rules, reference=reference, audit="off")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        torch.testing.assert_close(found.output, model(x))
+    assert float(found.ledger.residual.max()) < 1e-10

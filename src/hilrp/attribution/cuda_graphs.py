@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.checks import tf32
-from hilrp.method.registered_functions import FUNCTIONS
-from hilrp.method.registry import MODULES, OPERATIONS
+from hilrp.attribution.forms import of_registered
 from hilrp.targets.classes import Checked
 from hilrp.util.memory import shortage
 from hilrp.util.nested import map_tensors, tensors
@@ -242,8 +241,7 @@ def form(inputs: Any) -> Hashable | None:
     attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     exact = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
-    registered = tuple(id(rows[-1]) for rows in (*OPERATIONS.values(), *MODULES.values(), *FUNCTIONS.values()))
-    return kinds, autocast, tf32(), exact, attention, registered
+    return kinds, autocast, tf32(), exact, attention, of_registered()
 
 
 def _comparable(tree: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -265,9 +266,10 @@ class Explainer:
             run = Pass(self.model, other, chosen, self.rules, books, lambda _: None, batch, reference=reference)
             return run.engine.tally.strangers
 
-        def predict(one: Any, other: Any) -> Any:
+        def predict(some: Any, others: Any, count: int) -> Any:
             rules = Rules(linear="epsilon", constants="reference")
-            run = Pass(self.model, one, _sum_of_logits, rules, Books(1), lambda _: None, 1, reference=other)
+            whole = partial(_sum_of_all, count=count)
+            run = Pass(self.model, some, whole, rules, Books(1), lambda _: None, count, reference=others)
             run.close()
             return run.reference_output
 
@@ -412,8 +414,9 @@ class Explainer:
         return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
 
 
-def _sum_of_logits(output: Any) -> Tensor:
-    return logits_of(output).flatten(1).sum(1)
+def _sum_of_all(output: Any, count: int) -> Tensor:
+    """A score that depends on all numbers of an output, for each of some samples."""
+    return torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum().expand(count)
 
 
 def _asked(reference: Reference, question: Question) -> list[Any]:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from hilrp.method import fast, secant  # noqa: F401 (they enter their forms into
 from hilrp.method.call import KnownLayers
 from hilrp.method.graph import graph_nodes
 from hilrp.method.ledger import Books, Ledger, Site
-from hilrp.method.linear import is_exact, live_layers, note_use
+from hilrp.method.linear import live_layers, note_use
 from hilrp.method.rules import Rules
 from hilrp.method.sample_axis import Layout
 from hilrp.targets import Target, score_of
@@ -157,8 +156,7 @@ class Pass:
         self.as_expected = True
         if engine.layers.count:
             live = set(live_layers(score))
-            exact = partial(is_exact, rules, engine.layers)
-            self.as_expected = engine.layers.as_expected(live, exact)
+            self.as_expected = engine.layers.as_expected(live)
             if layers is None:
                 engine.layers.settle(live)
         self._graph, self.score = score, score.detach()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hilrp.attribution.checks import tolerance
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.forms import circumstances, of_target
 from hilrp.attribution.forward_backward import Outcome, as_written, autocast_without_cache, call_model
 from hilrp.engine import messages
 from hilrp.targets import Target, logits_of, score_of
@@ -63,11 +64,20 @@ class _Memory:
     mixed: dict[Hashable, bool | None] = field(default_factory=dict)
     constant: dict[str, list[Tensor]] = field(default_factory=dict)
 
+    def remember(self, form: Hashable) -> None:
+        """Enters a form that was checked; where each call has one of its own, older ones are forgotten."""
+        if len(self.checked) >= _MOST_FORMS:
+            self.checked.clear()
+            self.mixed.clear()
+        self.checked.add(form)
+
     def knows(self, place: str, tensor: Tensor) -> bool:
         """Whether a tensor has the value of one that was found to be constant there."""
         return any(t.shape == tensor.shape and torch.equal(t, tensor) for t in self.constant.get(place, ()))
 
 
+#: How many forms are remembered of a model.
+_MOST_FORMS = 500
 _memory: weakref.WeakKeyDictionary[nn.Module, _Memory] = weakref.WeakKeyDictionary()
 
 
@@ -85,8 +95,8 @@ class Comparison:
         setting: What else it depends on how the model runs under the engine (modules that run again).
         recorded: Whether the explanation was replayed from a recording, in which nothing is read out.
         follow: Runs the engine on another input, and returns the tensors whose making it did not see.
-        predict: Runs the engine on an input and beside it on another, and returns what it takes for the model's output
-            on the other.
+        predict: Runs the engine on samples and beside them on as many others, and returns what it takes for the
+            model's output on the others.
     """
 
     model: nn.Module
@@ -98,7 +108,7 @@ class Comparison:
     setting: Hashable
     recorded: bool
     follow: Callable[[Any], list[tuple[str, Tensor]]]
-    predict: Callable[[Any, Any], Any]
+    predict: Callable[[Any, Any, int], Any]
 
     def run(self, anew: bool = False, doubted: bool = False) -> Findings:
         """Makes the comparisons that are due.
@@ -133,7 +143,7 @@ class Comparison:
             memory.mixed[form, self.batch] = findings.mixed
         findings.mixed = bool(memory.mixed.get((form, self.batch)))
         if not findings.errors and not findings.unchecked:
-            memory.checked.add(form)
+            memory.remember(form)
         return findings
 
     def _compare(self, first: bool, related: bool, unknown: bool, mixing: bool, findings: Findings) -> bool:
@@ -158,8 +168,8 @@ class Comparison:
         return constant
 
     def _form(self) -> Hashable:
-        asked = _form_of(self.target)
-        return _circumstances(self.model, self.x), asked, self.batch > 1, self.reference is not None, self.setting
+        asked = of_target(self.target)
+        return circumstances(self.model, self.x), asked, self.batch > 1, self.reference is not None, self.setting
 
     def _output(self, x: Any) -> Any:
         return _output(self.model, x)
@@ -316,26 +326,59 @@ class Comparison:
     def _check_prediction(self, findings: Findings) -> None:
         """Whether all that depends on the input was seen: what was followed must give the output on another input.
 
-        Of one sample. Where numbers are read out in sight, it need not, and that is told already.
+        Where numbers are read out in sight, it need not, and that is told already.
         """
         if self.found.read_outs or getattr(self.model, "holds_fixed", None) is not None:
             return
-        one = map_tensors(lambda t: t[:1] if t.shape[:1] == (self.batch,) else t, self.x)
-        other = map_tensors(partial(_changed, batch=1), one)
-        try:
-            followed = logits_of(self.predict(one, other)).detach().reshape(1, -1)
-            plain = logits_of(self._output(other)).detach().reshape(1, -1)
-            apart = plain.shape == followed.shape and _differ(plain.double(), followed.double(), self.found.limit)
-            again = logits_of(self._output(other)).detach().reshape(1, -1) if apart else plain
-        except Exception as error:  # it takes no single samples, another way, or has an operation without a form
-            if shortage(error):
-                raise
+        reasons = []
+        # Of one sample; some models take no single ones.
+        for count in dict.fromkeys((1, self.batch)):
+            try:
+                differs = self._foresees_less(count)
+            except Exception as error:  # it takes another way there, or has an operation without a form
+                if shortage(error):
+                    raise
+                reasons.append(f"{type(error).__name__}: {error}")
+                continue
+            if differs:
+                findings.unchecked.append(
+                    "whether all that depends on the input was seen: on another input the model gives other numbers "
+                    "than what was followed (values that left torch in another thread, in scripted code or in an "
+                    "extension)"
+                )
             return
-        if apart and torch.equal(plain.nan_to_num(), again.nan_to_num()):
-            findings.unchecked.append(
-                "whether all that depends on the input was seen: on another input the model gives other numbers than "
-                "what was followed (values that left torch in another thread, in scripted code or in an extension)"
-            )
+        findings.unchecked.append(
+            f"whether all that depends on the input was seen: what was followed does not run beside another input "
+            f"({reasons[-1]})"
+        )
+
+    def _foresees_less(self, count: int) -> bool:
+        """Whether what was followed of some samples gives something else on other inputs than the model."""
+        some = map_tensors(lambda t: t[:count] if t.shape[:1] == (self.batch,) else t, self.x)
+        other = map_tensors(partial(_changed, batch=count), some)
+        followed = self._asked(self.predict(some, other, count), count)
+        plain = self._asked(self._output(other), count)
+        if [t.shape for t in followed] != [t.shape for t in plain]:
+            return False  # the model took another way, which it says
+        apart = [_differ(a, b, self.found.limit) for a, b in zip(plain, followed, strict=True)]
+        if not any(apart):
+            return False
+        again = self._asked(self._output(other), count)
+        return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(plain, again, strict=True))
+
+    def _asked(self, output: Any, count: int) -> list[Tensor]:
+        """What is asked of the output for some samples, as rows: the logits, or a function's scores.
+
+        A function that takes no other number of samples may be asking for any number of the output.
+        """
+        if not callable(self.target):
+            found = [logits_of(output)]
+        else:
+            try:
+                found = [score_of(output, self.target, count).value[:, None]]
+            except Exception:  # it is the user's, and holds what it likes for each sample
+                found = [t for t in tensors(output) if t.is_floating_point() and t.numel()]
+        return [t.detach().double().reshape(len(t) if t.ndim > 1 else 1, -1) for t in found]
 
     def _state_of_changed(self, just_ran: bool) -> list[tuple[int, float, float]] | None:
         """The model's parameters and buffers after a pass on another input, as far as one can tell them apart."""
@@ -426,7 +469,7 @@ def parts_differ(model: nn.Module, x: Any, target: Target, found: Explanation, s
         size: How many samples a part has.
     """
     known, count = _memory.setdefault(model, _Memory()).mixed, len(found.score)
-    form = _circumstances(model, x), _form_of(target), count, size
+    form = circumstances(model, x), of_target(target), count, size
     if form not in known:
         with _as_it_was(x):
             known[form] = _others_together(model, x, target, found)
@@ -453,28 +496,9 @@ def _others_together(model: nn.Module, x: Any, target: Target, found: Explanatio
     return _differ(runs[0].double(), ours.double(), tolerance([ours.dtype], ours.device))
 
 
-def _form_of(target: Target) -> Hashable:
-    """What is asked, as far as answers about the model depend on it: a function, but not the class."""
-    if not callable(target):
-        return None
-    # Not the function itself, which may hold the model.
-    cells = [cell.cell_contents for cell in getattr(target, "__closure__", None) or ()]
-    plain = tuple(value for value in cells if isinstance(value, (bool, int, float, str)))
-    return getattr(target, "__code__", type(target)), plain
-
-
 def _differ(a: Tensor, b: Tensor, limit: float) -> bool:
     apart = (a - b).abs() > limit * torch.maximum(b.abs(), _median(b)[:, None]).nan_to_num(0.0, 0.0, 0.0)
     return bool((apart | (a.isfinite() != b.isfinite())).any())
-
-
-def _circumstances(model: nn.Module, x: Any) -> Hashable:
-    """What an answer about a model holds for: the form of its input, its structure and modes, and autocast."""
-    kinds = tuple((tuple(t.shape[1:]), t.dtype, t.device) for t in tensors(x))
-    structure = hash(
-        tuple((type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules())
-    )
-    return kinds, structure, tuple(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
 
 
 def _output(model: nn.Module, x: Any) -> Any:

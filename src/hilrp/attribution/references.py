@@ -102,7 +102,15 @@ class Constant:
         value = self.value
         if isinstance(value, tuple) or any(map(is_image, tensors(question.x))):
             return [question.images(fill)]
-        return [map_tensors(lambda t: torch.full_like(t, value) if t.is_floating_point() else t, question.x)]
+        # What has no sample axis is held fixed.
+        return [
+            map_tensors(
+                lambda t: (
+                    torch.full_like(t, value) if t.is_floating_point() and t.shape[:1] == (question.batch,) else t
+                ),
+                question.x,
+            )
+        ]
 
 
 @dataclass(frozen=True)

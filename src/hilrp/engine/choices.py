@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hilrp.engine import messages
 from hilrp.engine.read_outs import tell_read_out
+from hilrp.method import torch_calls
 from hilrp.method.call import Level
 from hilrp.util.nested import tensors
 
@@ -32,9 +33,18 @@ def depends(engine: Engine, t: Tensor) -> bool:
     return engine.tracker.varies(t) or engine.tracker.is_choice(t) or engine.tracker.reference(t) is not None
 
 
-def is_whole_number(engine: Engine, t: Tensor) -> bool:
-    """Whether a tensor depends on the input and holds numbers, but whole ones."""
-    return t.dtype != torch.bool and engine.tracker.is_choice(t)
+def note_values(engine: Engine, name: str, operands: list[Tensor]) -> None:
+    """Notes whole numbers or truth values that depend on the input and are taken as values, or as places to write to.
+
+    What a mask or an index selects needs no note.
+    """
+    chosen = [t for t in operands if engine.tracker.is_choice(t)] if engine.tracker.has_masks else []
+    if name in ("where", "masked_fill"):
+        chosen = [t for t in chosen if t.dtype != torch.bool]
+    if chosen and name in torch_calls.TAKES_WHOLE_NUMBERS:
+        engine.tally.notes[messages.whole_numbers(name, engine.path)] += 1
+    elif chosen and name in torch_calls.WRITES_TO_PLACES:
+        engine.tally.notes[messages.places(name, engine.path)] += 1
 
 
 def run_on_choices(engine: Engine, func: Any, name: str, args: Any, kwargs: Any, written: list[Tensor]) -> Any:

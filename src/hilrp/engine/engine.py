@@ -178,13 +178,16 @@ class Engine(TorchFunctionMode):
             self._opaque = (module, args, copies)
             return tuple(map_tensors(lambda t: copies.get(id(t), t), args))
 
-    def _leave_module(self, module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
+    def _leave_module(self, module: nn.Module, given: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self._minds_modules:
             return None
         with self._aside():
             replaced = None
             if self._opaque is not None and self._opaque[0] is module:
                 (_, args, copies), self._opaque = self._opaque, None
+                own = {id(t) for t in (*copies.values(), *tensors(args))}
+                if any(id(t) not in own for t in tensors(given)):
+                    self.problem(messages.forward_pre_hook(self.path, module))
                 run = registered.run_module if type(module) in MODULES else recompute.run
                 if run is recompute.run:
                     recompute.check_unwritten(module, self.path, copies.values())
@@ -311,7 +314,8 @@ class Engine(TorchFunctionMode):
 
     def _must_stay(self, t: Tensor) -> bool:
         """Whether a constant must not be written to: it is the model's own, or a graph may keep it."""
-        held = t if t._base is None else t._base
+        root = self.tracker.root(t)
+        held = t if root is None else root
         return id(held) in self._held or (self.tracker.is_made(t) and self.tracker.is_used(t))
 
     @property
@@ -368,12 +372,10 @@ class Engine(TorchFunctionMode):
         if self.functions.waiting:
             registered.settle(self, tensor)
         found = self.tracker.current(tensor)
-        root = self.tracker.root(tensor)
-        if root is None or self.tracker.memory(root) is root:
-            return found
+        root = self.tracker.root(found)
         # What depends on the input is brought up to date where something is written; views of constants are so when
         # they are used.
-        return found if found is not tensor and self.tracker.varies(tensor) else in_place.refresh(self, tensor)
+        return found if root is None or self.tracker.memory(root) is root else in_place.refresh(self, found)
 
     def is_varying(self, tensor: Tensor, name: str) -> bool:
         """Whether the tensor varies; finds those that came out of an operation the engine never saw."""
@@ -455,10 +457,9 @@ class Engine(TorchFunctionMode):
             self.module,
             reference,
             self.layers,
-            partial(choices.is_whole_number, self),
+            self.tracker.is_choice,
         )
-        if name in torch_calls.TAKES_WHOLE_NUMBERS and any(choices.is_whole_number(self, t) for t in operands):
-            self.tally.notes[messages.whole_numbers(name, self.path)] += 1
+        choices.note_values(self, name, operands)
         if row is None:
             out = read_outs.run_unknown(self, call.run, func, name, operands, carries=bool(call.carriers))
         elif isinstance(row.rule, Surrogate):
@@ -490,8 +491,8 @@ class Engine(TorchFunctionMode):
             if name in ("detach", "data"):
                 self.tracker.detached(t, operands[0])
             if not composite:
-                own = in_place.look_at_pieces(self.tracker, t, level) if self.tracker.pieces else level
-                self.tracker.track(t, own, layout)
+                own, ends = in_place.look_at_pieces(self.tracker, t, level) if self.tracker.pieces else (level, False)
+                self.tracker.track(t, own, layout, ends=ends)
             self.dtypes.add(t.dtype)
             if self._inspect is not None:
                 self._inspect(site, t)

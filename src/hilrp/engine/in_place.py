@@ -194,7 +194,8 @@ def _twin(name: str, path: str) -> Any:
 def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
     """Lets ``new`` stand for ``target``, and brings its base and the other views of it up to date."""
     tracker = engine.tracker
-    root = target if target._base is None else target._base
+    held = tracker.root(target)
+    root = target if held is None else held
     views = [view for view in tracker.views(root) if view is not target]
     for view in (target, *views):
         _check_form(engine, view, root)
@@ -222,6 +223,8 @@ def _replace(engine: Engine, target: Tensor, new: Tensor) -> Tensor:
         info, shown = tracker.info(current), pieces.shown(_place(view, root))
         if info is not None and not tracker.is_detached(view):
             info.level = _level(shown)
+            info.ends = info.ends or not any(piece.carries for piece in shown)
+            info.carries = info.carries and not info.ends
             info.layout = info.layout or layouts.get(id(view))  # the samples are where they were
             stems_from(current, [piece.edge for piece in shown])
     return tracker.current(target)
@@ -281,16 +284,17 @@ def pieces_shown(tracker: Tracker, view: Tensor) -> list[Piece]:
     return pieces.shown(_place(view, base))
 
 
-def look_at_pieces(tracker: Tracker, view: Tensor, level: Level) -> Level:
-    """The gate level of a result: of a view of a tensor that was written to in parts, that of the pieces it shows.
+def look_at_pieces(tracker: Tracker, view: Tensor, level: Level) -> tuple[Level, bool]:
+    """The gate level of a result, and whether no gradient comes through it.
 
-    Such a view also stems from these pieces alone.
+    Of a view of a tensor that was written to in parts, both are those of the pieces that it shows, and it stems from
+    these alone.
     """
     shown = pieces_shown(tracker, view)
     if not shown:
-        return level
+        return level, False
     stems_from(view, [piece.edge for piece in shown])
-    return _level(shown)
+    return _level(shown), not any(piece.carries for piece in shown)
 
 
 def _level(shown: list[Piece]) -> Level:

@@ -161,6 +161,15 @@ def backward_hook(path: str) -> AuditError:
     )
 
 
+def forward_pre_hook(path: str, module: nn.Module) -> AuditError:
+    """A hook that changes what a module is given, which is explained as one operation."""
+    return AuditError(
+        f"{place(path, module)} is explained as a whole (hilrp.register, recompute=), but a forward pre-hook of its "
+        "own gives it other tensors than it was called with, and what the hook does can't be followed. Remove the "
+        "hook, or do what it does in a module around this one."
+    )
+
+
 def graph_seen(path: str) -> str:
     """A model that looks at the graph of its tensors."""
     return f"what hooks on the nodes of the graph do: {place(path)} takes `grad_fn` of a tensor"
@@ -226,6 +235,11 @@ def by_choice(name: str, path: str) -> str:
 def whole_numbers(name: str, path: str) -> str:
     """Whole numbers that are values."""
     return f"`{name}` in {place(path)} takes whole numbers that depend on the input, which carry no relevance"
+
+
+def places(name: str, path: str) -> str:
+    """Places to write to that depend on the input."""
+    return f"`{name}` in {place(path)} writes to places that depend on the input; which ones carries no relevance"
 
 
 def read_out(where: str) -> str:

@@ -23,15 +23,15 @@ class ModuleWatch:
         model: The model whose modules have paths.
         on_enter: Called with (module, positional arguments) when a module begins; what it returns, if anything,
             replaces the arguments.
-        on_leave: Called with (module, keyword arguments, output) when it ends; what it returns, if anything,
-            replaces the output.
+        on_leave: Called with (module, positional arguments, keyword arguments, output) when it ends, the arguments as
+            hooks of its own left them; what it returns, if anything, replaces the output.
     """
 
     def __init__(
         self,
         model: nn.Module,
         on_enter: Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None],
-        on_leave: Callable[[nn.Module, dict[str, Any], Any], Any],
+        on_leave: Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any],
     ) -> None:
         modules = list(model.named_modules(remove_duplicate=False))
         self._paths = {id(module): path for path, module in reversed(modules)}
@@ -64,7 +64,7 @@ class ModuleWatch:
                 self._stack.pop()
                 return None
             self.went_on()
-            replaced = self._on_leave(module, kwargs, output)
+            replaced = self._on_leave(module, args, kwargs, output)
             self._stack.pop()
             return replaced
 

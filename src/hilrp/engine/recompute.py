@@ -74,6 +74,7 @@ class _Rerun:
     Attributes:
         engine: Makes an engine like the one that the module ran under.
         known: What was known of the tensors that depend on the input, by identity.
+        choices: Which are masks, indices or other whole numbers that depend on the input, by identity.
         autocast: What the module computed in, where not in the types of its tensors.
     """
 
@@ -82,6 +83,7 @@ class _Rerun:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     known: dict[int, Info]
+    choices: set[int]
     autocast: torch.dtype | None
 
     def __call__(self, tally: Tally | None = None) -> tuple[list[Tensor], list[Tensor], list[_Kind]]:
@@ -95,7 +97,9 @@ class _Rerun:
 
         def own(t: Tensor) -> Tensor:
             info = self.known.get(id(t))
-            if info is None:
+            if id(t) in self.choices:
+                engine.tracker.choose(t)
+            elif info is None:
                 engine.tracker.make(t)  # whoever gave it has looked at it
             if info is None or id(t) in stands:
                 return stands.get(id(t), t)
@@ -246,6 +250,7 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     if carriers and torch.is_grad_enabled():
         note_use(carriers)
         known: dict[int, Info] = {}
+        choices: set[int] = set()
         bared: dict[int, Tensor] = {}
 
         def bare(t: Tensor) -> Tensor:
@@ -253,12 +258,14 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
                 info, bared[id(t)] = engine.tracker.info(t), t.detach()
                 if info is not None:
                     known[id(bared[id(t)])] = info
+                if engine.tracker.is_choice(t):
+                    choices.add(id(bared[id(t)]))
             return bared[id(t)]
 
         bare_args, bare_kwargs = map_tensors(bare, (args, kwargs))
         device = carriers[0].device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, autocast)
+        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, choices, autocast)
         # What its output is, only a run under the engine can say: the first time there is one more.
         form = engine.rules, _described(engine, args, kwargs), tuple(value.shape for value in values), autocast
         of_module = _kinds.setdefault(module, {})

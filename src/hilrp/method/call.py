@@ -58,8 +58,8 @@ class KnownLayers(NamedTuple):
 class Layers:
     """Numbers the layers of a pass, and knows how deep each is.
 
-    A layer's depth is its rank among those that the score depends on, so that a head which nobody asked for changes
-    nothing.
+    A layer's depth is its rank among those that the graph of the score leads to, so that a head which nobody asked for
+    changes nothing. A branch that is joined and then cut off, or multiplied by zero, is in that graph, and counts.
 
     Attributes:
         expected: What was found when the model ran before, if it did.
@@ -74,18 +74,9 @@ class Layers:
         if self.expected is not None:
             self.settle(self.expected.live)
 
-    def as_expected(self, live: Iterable[int], exact: Callable[[int], bool]) -> bool:
-        """Whether what was taken for known is so.
-
-        Args:
-            live: The layers that the score was seen to depend on.
-            exact: Whether a layer leaves no trace, since its rule is exact.
-        """
-        if self.expected is None:
-            return True
-        found, known = set(live), set(self.expected.live)
-        missing = {number for number in known - found if not exact(number)}
-        return self.expected.total == self.count and not missing and found <= known
+    def as_expected(self, live: Iterable[int]) -> bool:
+        """Whether what was taken for known is so, given the layers that the score was seen to depend on."""
+        return self.expected is None or self.expected == KnownLayers(self.count, tuple(sorted(set(live))))
 
     @property
     def known(self) -> KnownLayers:

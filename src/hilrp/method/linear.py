@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,14 +104,13 @@ def least_weight(left: Tensor, bound: float) -> Tensor:
 def live_layers(score: Tensor) -> Iterator[int]:
     """The numbers of the layers under the bounded rule that a score depends on."""
     for node in graph_nodes(score):
-        weight = getattr(node, "weight", None)
+        weight = getattr(node, "weight", None) or node.metadata.get(_LAYER)
         if isinstance(weight, Gamma) and weight.layers is not None:
             yield weight.number
 
 
-def is_exact(rules: Rules, layers: Layers, number: int) -> bool:
-    """Whether units of a layer under the bounded rule may hand out whatever they do."""
-    return Gamma(rules, 0.0, layers, number).bound == float("inf")
+#: The key under which a node of torch's own says which layer under the bounded rule it is.
+_LAYER = "hilrp layer"
 
 
 @Replaceable
@@ -132,6 +132,9 @@ def gamma_sign(call: Call, weight: Gamma) -> Tensor:
     """
     y = _product(call)
     if weight.is_zero:
+        node: Any = y.grad_fn
+        if weight.layers is not None and node is not None:
+            node.metadata[_LAYER] = weight  # it counts as a layer all the same
         return y
     bias, reference = bias_of(call), call.reference
 

@@ -69,9 +69,9 @@ def add(call: Call) -> Tensor:
     alpha = call.argument(2, "alpha", 1)
     weights = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[call.name]
     constant, weight = (operands[1], weights[1]) if _carries(operands[0]) else (operands[0], weights[0])
-    if not isinstance(constant, Tensor):
-        constant = y.new_full((), constant)
-    call.book(y, constant * weight, call.kind([constant], "constant"))
+    # In the type of the sum: small whole numbers would wrap around.
+    value = constant.to(y.dtype) if isinstance(constant, Tensor) else y.new_full((), constant)
+    call.book(y, value * weight, call.kind([constant], "constant"))
     return y
 
 
@@ -95,9 +95,7 @@ def affine(call: Call, kind: str = "constant") -> Any:
     """An affine map ``y = A a + c`` of any form (cat, pad, where, masked_fill): the constant is its value at zero."""
     call, y = placed(call)
     if isinstance(y, Tensor) and y.requires_grad and _has_constant(call):
-        whole = call.name in ("where", "masked_fill", "cat", "stack", "hstack", "vstack")  # of others they are indices
-        values = [t for t in call.operands if whole or t.is_floating_point() or t.is_complex()]
-        call.book(y, call.at_zero(), call.kind(values, kind))
+        call.book(y, call.at_zero(), call.kind(call.operands, kind))
     return y
 
 

@@ -54,6 +54,8 @@ TAKES_WHOLE_NUMBERS = frozenset(
     "threshold maximum "
     "minimum lerp addcmul addcdiv".split()
 )
+#: Operations that write to places that an index gives.
+WRITES_TO_PLACES = frozenset("scatter scatter_add index_add index_copy index_fill index_put set_item".split())
 #: In-place operations that leave nothing of what was there, those of torch.nn.init among them.
 FILLS = frozenset(
     "zero fill uniform normal bernoulli exponential random cauchy log_normal geometric kaiming_uniform "
