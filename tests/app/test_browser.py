@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.connections import Spy
 from helpers.paths import SCRIPTS
 
 pytest.importorskip("gradio")
@@ -26,27 +26,6 @@ pytestmark = pytest.mark.skipif(
     chromium.find() is None, reason="there is no Chromium, and none could be installed: scripts/chromium.py"
 )
 PATIENCE = 45_000
-#: Runs in the server's process before anything else: writes down every host that it looks for and isn't this machine.
-SPY = """
-import socket
-
-def note(name):
-    with open({log!r}, "a") as file:
-        file.write(str(name) + "\\n")
-
-def watch(function, host):
-    def watched(*args, **options):
-        name = host(*args)
-        if name not in (None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"):
-            note(name)
-        return function(*args, **options)
-    return watched
-
-note("watching")
-socket.getaddrinfo = watch(socket.getaddrinfo, lambda host, *_: host.decode() if isinstance(host, bytes) else host)
-host_of = lambda _, address: address[0] if isinstance(address, tuple) else None
-socket.socket.connect = watch(socket.socket.connect, host_of)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +37,11 @@ def uploads(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, uploads) -> Iterator[str]:
     """The command, run as a user does; its address."""
-    folder, spy = uploads, tmp_path_factory.mktemp("spy")
-    (spy / "sitecustomize.py").write_text(SPY.format(log=str(spy / "asked.txt")))
-    places = os.pathsep.join([str(spy), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with chromium.served({"PYTHONPATH": places, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
+    folder, spy = uploads, Spy(tmp_path_factory.mktemp("spy"))
+    with chromium.served(spy.environment | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
         yield address
     assert not [p for p in folder.rglob("*") if "hilrp-serve" in str(p)]
-    assert (spy / "asked.txt").read_text().split() == ["watching"]
+    assert (spy.watched(), spy.asked()) == (1, set())
 
 
 @pytest.fixture(scope="module")

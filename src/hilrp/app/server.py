@@ -15,10 +15,10 @@ from urllib.parse import quote, urlsplit
 from hilrp.app import LOOPBACK
 from hilrp.app.models import Models
 from hilrp.util.errors import InputError, UnavailableError
+from hilrp.util.telemetry import switches
 
-# Gradio reads these when it is imported.
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# Gradio reads them when it is imported.
+os.environ.update(switches())
 
 try:
     import gradio as gr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.markup import escape
 
 import hilrp
 from hilrp.util.errors import InputError
+from hilrp.util.telemetry import switches
 
 app = typer.Typer(no_args_is_help=True, add_completion=True)
 
@@ -29,6 +31,7 @@ def main(
     ] = False,
 ) -> None:
     """Explain the predictions of vision models."""
+    os.environ.update(switches())
 
 
 # Names of models may hold what looks like the code of an emoji.

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from hilrp.jobs.run.store import Piece
 from hilrp.jobs.run.worker import Done, Job, Worker
 from hilrp.util.errors import InputError, UnavailableError
+from hilrp.util.telemetry import switches
 
 #: Pieces that an actor is given at once: between them it needs not wait.
 _GIVEN = 2
@@ -48,6 +50,7 @@ class _Actor:
     job: Job
 
     def __init__(self) -> None:
+        os.environ.update(switches())  # a cluster's processes don't have the environment of the command
         self._worker = Worker(self.job)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -60,11 +63,36 @@ class _Actor:
             yield {name: [value] for name, value in asdict(done).items()}
 
 
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Keeps Ray from starting the process that reports, unless the user wants it.
+
+    Without a dashboard it has no other purpose. Even where reports are switched off, it asks the metadata services of
+    three clouds where it is, and a name server for one of them; Ray has no switch for that.
+    """
+    from ray._private import services
+
+    start = getattr(services, "start_api_server", None)
+    if start is None or os.environ.get("RAY_USAGE_STATS_ENABLED") != "0":
+        yield
+        return
+    services.start_api_server = lambda *_, **__: (None, None)  # what it returns where it can't be started
+    try:
+        yield
+    finally:
+        services.start_api_server = start
+
+
 def on_ray(job: Job, pieces: Sequence[Piece], workers: int, address: str | None) -> Iterator[Done]:
     """On actors of Ray, on this machine or a cluster.
 
-    An actor that is killed is started again, and its pieces with it.
+    An actor that is killed is started again, and its pieces with it. On this machine Ray listens to loopback alone:
+    whoever can reach its ports can run programs.
     """
+    os.environ.update(switches())
+    if address is None:
+        # As on macOS and Windows: Ray listens to loopback, and asks nobody which address this machine has.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
     import ray.data
 
@@ -73,7 +101,8 @@ def on_ray(job: Job, pieces: Sequence[Piece], workers: int, address: str | None)
     try:
         # Without an address it is this machine's own, whatever cluster the environment names.
         options = {} if address is not None else {"include_dashboard": False}
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
+        with _without_reports():
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"--address {address}: no Ray cluster answers there ({error}).") from error
     context = ray.data.DataContext.get_current()
