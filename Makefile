@@ -4,7 +4,7 @@
 PYTHON ?= python3
 RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)
 
-.PHONY: test test-slow demo figures format benchmark verify coverage coverage-page fuzz
+.PHONY: test test-slow demo figures format benchmark verify coverage coverage-page fuzz lock audit-deps sbom
 
 test:
 	$(RUN) -m ruff check .
@@ -45,3 +45,15 @@ format:
 
 benchmark:
 	$(RUN) benchmarks/overhead.py
+
+# Pins what pyproject.toml asks for, with hashes: make lock LOCK_OPTIONS=--upgrade for the newest of everything.
+lock:
+	$(PYTHON) scripts/lock.py $(LOCK_OPTIONS)
+
+# Licences, and known vulnerabilities. Exits with 1 if something was found, with 3 if the advisories can't be had.
+audit-deps:
+	@$(RUN) scripts/audit_dependencies.py
+
+# What a release is made of, as CycloneDX: dist/hilrp-VERSION.cdx.json.
+sbom:
+	@$(RUN) scripts/sbom.py

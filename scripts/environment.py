@@ -1,8 +1,10 @@
-"""Builds the virtual environment that `make` uses, once for each pyproject.toml.
+"""Builds the virtual environment that `make` uses, once for each state of its requirements.
 
-It lies in the user's cache directory, keyed by a hash of pyproject.toml and the Python version, so that fresh
-clones share it. Prints the path of its Python. Only the dependencies are installed: the package itself is used
-from `src`.
+On the platform that requirements/dev.lock was written for, exactly its files are installed, each compared with its
+hash. Elsewhere the newest versions within the bounds of pyproject.toml are, and a line says so.
+
+It lies in the user's cache directory, keyed by a hash of what is wanted and the Python version, so that fresh clones
+share it. Prints the path of its Python. Only the dependencies are installed: the package itself is used from `src`.
 """
 
 from __future__ import annotations
@@ -10,43 +12,68 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import subprocess
 import sys
-import tomllib
+import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from dependencies import LOCK, locked, requirements
+
+#: What the lock is for.
+PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"
+#: There is no wheel of it. It is built with the locked setuptools; nothing else may run code while it is installed.
+SOURCES, BUILDERS = "grad-cam", ("setuptools",)
 
 
-def requirements(project: dict) -> list[str]:
-    """All dependencies with those of the `dev` extra; references to the project's own extras are followed."""
-    extras = project["optional-dependencies"]
-    found, queue = [], [*project["dependencies"], *extras["dev"]]
-    while queue:
-        item = queue.pop(0)
-        if item.startswith("hilrp["):
-            queue += [each for name in item[6:-1].split(",") for each in extras[name.strip()]]
-        else:
-            found.append(item)
-    return sorted(set(found))
+def fits() -> bool:
+    """Whether the lock's files are for this Python on this machine."""
+    here = sys.implementation.name, *platform.python_version_tuple()[:2], sys.platform, platform.machine()
+    return here == ("cpython", *PYTHON.split("."), "linux", "x86_64") and platform.libc_ver()[0] == "glibc"
+
+
+def install(python: Path, wanted: Sequence[str]) -> None:
+    """Installs the lock's files into an environment, or the newest versions that are wanted."""
+    pip = [str(python), "-m", "pip", "install", "--quiet"]
+    if not fits():
+        print(
+            f"requirements/dev.lock is for Python {PYTHON} on Linux (x86_64, glibc): here the newest versions within "
+            "the bounds of pyproject.toml are installed, without hashes",
+            file=sys.stderr,
+        )
+        subprocess.run([*pip, *wanted], check=True, stdout=sys.stderr)
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as builders:
+        builders.writelines(locked()[name].text for name in BUILDERS)
+        builders.flush()
+        hashed = [*pip, "--require-hashes", "--only-binary=:all:"]
+        subprocess.run([*hashed, "-r", builders.name], check=True, stdout=sys.stderr)
+        hashed += [f"--no-binary={SOURCES}", "--no-build-isolation"]
+        subprocess.run([*hashed, "-r", str(LOCK)], check=True, stdout=sys.stderr)
+
+
+def key(wanted: Sequence[str]) -> str:
+    """Names an environment: other requirements, another lock or another Python make another one."""
+    parts = [*wanted, sys.version, LOCK.read_text() if fits() else ""]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def main() -> None:
     """Builds the environment if it isn't there, and prints the path of its Python."""
-    source = (ROOT / "pyproject.toml").read_bytes()
-    wanted = requirements(tomllib.loads(source.decode())["project"])
-    key = hashlib.sha256("\n".join([*wanted, sys.version]).encode()).hexdigest()[:12]
+    wanted = requirements()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hilrp"
-    home = cache / f"venv-{key}"
+    name = f"venv-{key(wanted)}"
+    home = cache / name
     python, complete = home / "bin" / "python", home / "complete"
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"venv-{key}.lock").open("w") as lock:
+    with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists():
             print(f"building the environment in {home} (once; it downloads several GB)", file=sys.stderr, flush=True)
             venv.create(home, clear=True, with_pip=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True, stdout=sys.stderr)
+            install(python, wanted)
             complete.touch()
     print(python)
 
