@@ -79,7 +79,7 @@ def required_by(extra: str) -> set[str]:
 
 
 def licence(name: str) -> str | None:
-    """The licence that an installed package declares, as short as it says it; ``None`` if it isn't installed or told."""
+    """The licence that an installed package declares, in few words; ``None`` if it isn't installed or says nothing."""
     try:
         declared = metadata.metadata(name)
     except metadata.PackageNotFoundError:

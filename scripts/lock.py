@@ -4,7 +4,7 @@
     make lock LOCK_OPTIONS=--upgrade       # the newest of all; or --upgrade-package NAME
 
 No address of an index is written, and none but the default one (or its mirror, UV_DEFAULT_INDEX) is asked: the hashes
-are those of the files that everybody gets. uv resolves; it is installed for that alone, from the lock where it is in it.
+are those of the files that everybody gets. uv resolves; it is installed for that alone, as the lock pins it.
 """
 
 from __future__ import annotations
