@@ -6,6 +6,7 @@ At once an error, from the cache, from a hub of one's own, through a proxy.
 from __future__ import annotations
 
 import http.server
+import os
 import socket
 import threading
 import time
@@ -157,6 +158,39 @@ def test_torchvision_from_the_cache_without_a_connection(tmp_path, no_connection
     (tmp_path / "torch" / "checkpoints").mkdir(parents=True)
     torch.save(weights, tmp_path / "torch" / "checkpoints" / file)
     assert same(hilrp.load("torchvision/squeezenet1_1").model, weights)
+
+
+class Harmful:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_nothing_in_the_cache_is_unpickled(tmp_path, monkeypatch, no_connection):
+    """torchvision lets torch's hub unpickle what lies in its cache, which is checked only when it is downloaded."""
+    models = pytest.importorskip("torchvision").models
+    file = Path(urlsplit(models.get_model_weights("mobilenet_v3_small").DEFAULT.url).path).name
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"weight": Harmful(tmp_path / "ran")}, tmp_path / "checkpoints" / file)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(InputError, match="mobilenet_v3_small: its published weights could not be loaded"):
+        hilrp.load("torchvision/mobilenet_v3_small")
+    assert not (tmp_path / "ran").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_what_the_user_told_torch_stays(monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with connection.weights_only():
+        assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
+    with connection.weights_only():
+        assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "0"
 
 
 def test_threads_share_the_switch_of_the_hubs_client():

@@ -26,6 +26,8 @@ _users: set[object] = set()
 #: What the switch was before the first of them came.
 _before = False
 _lock = threading.Lock()
+#: Held while torch is told to read weights alone: that, too, is one setting for all threads.
+_reading = threading.RLock()
 
 
 def unreachable(url: str) -> str | None:
@@ -85,6 +87,25 @@ def cache_only() -> Iterator[None]:
         with _lock:
             _users.remove(own)
             _set_offline(True if _users else _before)
+
+
+@contextmanager
+def weights_only() -> Iterator[None]:
+    """Lets torch unpickle nothing while the context lasts.
+
+    torch's hub would, for libraries that don't tell it otherwise: it checks a file when it is downloaded, not one that
+    lies in its cache. Where the user has decided, that holds.
+    """
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    with _reading:
+        decided = name in os.environ or "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in os.environ
+        if not decided:
+            os.environ[name] = "1"
+        try:
+            yield
+        finally:
+            if not decided:
+                del os.environ[name]
 
 
 def _set_offline(value: bool) -> None:

@@ -76,7 +76,8 @@ def download(name: str, make: Callable[[], _Made], url: str | None = None) -> _M
             away = None if connection.in_cache(url) else connection.unreachable(url)
             if away:
                 raise ConnectionError("they are not in the cache")
-            return make()
+            with connection.weights_only():
+                return make()
         endpoint = None if os.path.isdir(name) else connection.hub()
         away = connection.unreachable(endpoint) if endpoint else None
         with connection.cache_only() if away else nullcontext():
