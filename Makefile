@@ -50,7 +50,8 @@ benchmark:
 lock:
 	$(PYTHON) scripts/lock.py $(LOCK_OPTIONS)
 
-# Licences, and known vulnerabilities. Exits with 1 if something was found, with 3 if the advisories can't be had.
+# Licences, and known vulnerabilities. The script ends with 1 if something was found, with 3 if the advisories can't be
+# had; make says "Error 1" or "Error 3".
 audit-deps:
 	@$(RUN) scripts/audit_dependencies.py
 

@@ -73,7 +73,9 @@ def advisories(report: str, count: int) -> tuple[list[str], int]:
         packages = []
     answered = [package for package in packages if "vulns" in package]
     bad = [f"{each['name']} {each['version']}: {found['id']}" for each in answered for found in each["vulns"]]
-    lines = [*bad, f"{len(bad)} known vulnerabilities in the {len(answered)} packages that were answered for"]
+    lines = [*bad]
+    if answered:
+        lines.append(f"{len(bad)} known vulnerabilities in the {len(answered)} packages that were answered for")
     if len(answered) < count:
         lines.append(
             f"advisories: the service could not be asked about {count - len(answered)} of {count} packages, so nothing "
