@@ -58,14 +58,37 @@ SHOWN = """old => {
 }"""
 
 
+#: A network on which the end of the stream of answers arrives late; `closing` counts how often it was on its way.
+LATE = """
+const fetched = window.fetch;
+window.closing = 0;
+window.fetch = async (...args) => {
+  const answer = await fetched(...args);
+  if (!String(args[0].url ?? args[0]).includes("/queue/data")) return answer;
+  const decoder = new TextDecoder(), encoder = new TextEncoder();
+  const late = new TransformStream({ async transform(chunk, to) {
+    for (const message of decoder.decode(chunk, { stream: true }).split(/(?<=\\n\\n)/)) {
+      if (message.includes("close_stream")) {
+        window.closing += 1;
+        await new Promise((done) => setTimeout(done, 3000));
+      }
+      to.enqueue(encoder.encode(message));
+    }
+  } });
+  return new Response(answer.body.pipeThrough(late), { headers: answer.headers });
+};
+"""
+
+
 class Tab:
     """An open tab, and what is seen in it."""
 
-    def __init__(self, browser, address: str) -> None:
+    def __init__(self, browser, address: str, script: str = "") -> None:
         self.asked: list[str] = []
         self.errors: list[str] = []
         self.page = browser.new_context(viewport={"width": 1400, "height": 1500}, accept_downloads=True).new_page()
         self.page.set_default_timeout(PATIENCE)
+        self.page.add_init_script(script)
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(address)
@@ -274,6 +297,16 @@ def test_two_people_at_once(browser, served):
         time.sleep(0.2)
     assert second.title == "blue triangle"
     second.close()
+
+
+def test_a_click_while_the_stream_ends_is_answered(browser, served):
+    """The server ends the stream of answers when it owes none; whoever clicks before hearing of it gets his answer."""
+    tab = Tab(browser, served, LATE)
+    ended = tab.page.evaluate("closing")
+    tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click())
+    tab.page.wait_for_function("ended => closing > ended", arg=ended)
+    assert tab.shows(lambda: tab.page.locator("#predictions label").nth(0).click()) == "red ring"
+    tab.close()
 
 
 def test_forged_requests(served, tmp_path):
