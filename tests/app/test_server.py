@@ -15,13 +15,14 @@ pytest.importorskip("gradio")
 from fastapi.testclient import TestClient
 
 import hilrp
-from helpers.pages import asked, begun, encoded, sent
+from helpers.pages import asked, begun, encoded, sent, uploaded
 from hilrp.app import pictures
 from hilrp.app.actions import Actions
 from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
 from hilrp.app.server import make_app
 from hilrp.app.sessions import Session, Sessions
 from hilrp.app.table import comparison_table
+from hilrp.app.uploads import Uploads
 from hilrp.jobs.bench.methods import METHODS, Method
 from hilrp.util.errors import InputError
 
@@ -215,14 +216,14 @@ def test_other_pages_can_send_nothing(client):
 
 
 def test_there_is_an_end_to_what_is_sent(client, monkeypatch):
-    monkeypatch.setattr("hilrp.app.server._TOTAL", -1)
+    monkeypatch.setattr(client.app.state.uploads, "total", 0)
     assert client.post("/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 413
 
 
 def test_files_that_were_not_sent_are_not_touched(controller, tmp_path):
     """Whatever a request says: a path in it is anybody's."""
     outside = sent(tmp_path, "secret.png", encoded(Image.new("RGB", (8, 8))))
-    actions, session = Actions(controller, tmp_path / "uploads"), begun(controller)
+    actions, session = Actions(controller, Uploads(tmp_path / "uploads")), begun(controller)
     for act in (
         lambda: actions.upload(session, [str(outside)]),
         lambda: actions.upload(session, [str(tmp_path / "uploads" / ".." / "3f2a" / "secret.png")]),
@@ -235,9 +236,9 @@ def test_files_that_were_not_sent_are_not_touched(controller, tmp_path):
 
 
 def test_what_was_sent_goes_with_the_tab(controller, tmp_path):
-    sessions = Sessions()
-    actions = Actions(controller, tmp_path)
-    path = sent(tmp_path, "mine.safetensors", b"x")
+    sessions, uploads = Sessions(), Uploads(tmp_path)
+    actions = Actions(controller, uploads)
+    path = uploaded(uploads, "mine.safetensors", b"x")
     actions.note(sessions.of("a"), str(path))
     assert path.exists()
     sessions.close("a")
@@ -250,12 +251,12 @@ def test_regions_are_four_numbers(controller, tmp_path, box):
     session = begun(controller, "zoo/segmenter")
     before = session.target
     with pytest.raises(InputError, match="give left, top, right and bottom"):
-        Actions(controller, tmp_path).region(session, box)
+        Actions(controller, Uploads(tmp_path)).region(session, box)
     assert session.target == before
 
 
 def test_actions(controller, tmp_path):
-    actions, session = Actions(controller, tmp_path), begun(controller)
+    actions, session = Actions(controller, Uploads(tmp_path)), begun(controller)
     actions.against(session, "yellow star")
     assert session.result.title == "red ring rather than yellow star"
     actions.predicted(session, "8")

@@ -15,6 +15,7 @@ from hilrp.app import pictures
 from hilrp.app.controller import Controller
 from hilrp.app.results import Result
 from hilrp.app.sessions import Session
+from hilrp.app.uploads import Uploads
 
 
 def begun(controller: Controller, model: str = "zoo/swin") -> Session:
@@ -37,6 +38,15 @@ def sent(folder: Path, name: str, content: bytes) -> Path:
     path = folder / "3f2a" / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
+    return path
+
+
+def uploaded(uploads: Uploads, name: str, content: bytes, client: str = "") -> Path:
+    """A file that somebody has sent and no tab has named."""
+    upload = uploads.reserve(client, len(content))
+    path = upload.folder / name
+    path.write_bytes(content)
+    uploads.arrived(upload, [path])
     return path
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hilrp.app.controller import Controller
 from hilrp.app.sessions import Session
+from hilrp.app.uploads import Uploads
 from hilrp.util.errors import InputError
 
 
@@ -17,34 +19,32 @@ class Actions:
 
     Attributes:
         controller: It computes what an action asks for.
-        uploads: The folder that files are sent to: no other file is touched, whatever a request says.
+        uploads: The files that were sent: no other file is touched, whatever a request says.
     """
 
     controller: Controller
-    uploads: Path
+    uploads: Uploads
 
-    def sent(self, path: str) -> Path:
-        """The path of a file that was sent."""
-        found = Path(path).resolve()
-        if not found.is_relative_to(self.uploads.resolve()):
-            raise InputError(f"{found.name}: it was not sent from this page. Drop it on the page.")
+    def sent(self, session: Session, files: Iterable[str | None]) -> list[Path]:
+        """The files of this tab that are read and deleted now."""
+        found = [self.uploads.claim(file, session) for file in files if file is not None]
+        session.files -= set(found)
         return found
 
     def upload(self, session: Session, files: list[str] | None) -> list[str]:
         """Pictures were dropped."""
-        return self.controller.upload(session, [self.sent(file) for file in files or ()])
+        return self.controller.upload(session, self.sent(session, files or ()))
 
     def note(self, session: Session, file: str | None) -> None:
         """A file was dropped that is read later; if it never is, it goes with the tab."""
         if file is not None:
-            session.files.add(self.sent(file))
+            self.uploads.claim(file, session)
 
     def weights(self, session: Session, name: str | None, checkpoint: str | None, classes: str | None) -> None:
         """Weights of somebody's own are to be loaded."""
         if checkpoint is None:
             raise InputError("There is no checkpoint yet. Drop a file with the weights.")
-        files = [self.sent(file) for file in (checkpoint, classes) if file is not None]
-        session.files -= set(files)
+        files = self.sent(session, (checkpoint, classes))
         self.controller.weights(session, name or "", files[0], files[1] if len(files) > 1 else None)
 
     def predicted(self, session: Session, target: str) -> None:

@@ -13,6 +13,7 @@ import gradio as gr
 from hilrp.app.actions import Actions
 from hilrp.app.comparison import CHOSEN, Compared, choices
 from hilrp.app.pictures import scenes
+from hilrp.app.problems import shown
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import Session, Sessions
 from hilrp.app.table import comparison_table
@@ -39,9 +40,7 @@ class _Page:
 
     def __init__(self, actions: Actions, sessions: Sessions) -> None:
         self.actions, self.controller, self.sessions = actions, actions.controller, sessions
-        with gr.Blocks(
-            title="HiLRP", analytics_enabled=False, delete_cache=(600, 86400), fill_width=True
-        ) as self.blocks:
+        with gr.Blocks(title="HiLRP", analytics_enabled=False, fill_width=True) as self.blocks:
             gr.HTML(
                 '<div id="head"><b>HiLRP</b> What in the picture speaks for the prediction, and where every part of '
                 "the score went. "
@@ -168,11 +167,15 @@ class _Page:
             session = self._session(request)
             session.stop.set()  # a comparison is of what was there before
             with session.lock:
+                if session.gone.is_set():
+                    return {self.status: ""}
                 try:
                     problems = action(session, *values) or []
                 except HilrpError as error:
                     problems = [str(error)]
                 except Exception as error:  # models are anybody's
+                    if session.gone.is_set():
+                        return {self.status: ""}
                     traceback.print_exc()
                     problems = [f"{type(error).__name__}: {error} (what led to it is printed where hilrp serve runs)"]
                 return self._shown(session, problems) | dict.fromkeys(clears)
@@ -189,7 +192,10 @@ class _Page:
         )
 
     def _session(self, request: gr.Request) -> Session:
-        return self.sessions.of(str(request.session_hash))
+        session = self.sessions.find(str(request.session_hash))
+        if session is None:
+            raise gr.Error("This tab is not known. Load the page again.", print_exception=False)
+        return session
 
     def _note(self, request: gr.Request, file: str | None) -> None:
         self.actions.note(self._session(request), file)
@@ -289,7 +295,7 @@ class _Page:
 
 
 def _said(problems: list[str]) -> str:
-    return "".join(f'<div class="problem" role="alert">{escape(problem)}</div>' for problem in problems)
+    return "".join(f'<div class="problem" role="alert">{escape(shown(problem))}</div>' for problem in problems)
 
 
 def _frame(token: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hilrp.app import pictures
 from hilrp.app.code import Request
-from hilrp.app.comparison import Compared, compare
+from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
 from hilrp.app.models import Models
 from hilrp.app.predictions import predict
 from hilrp.app.results import Result, on_processor
@@ -121,7 +122,7 @@ class Controller:
             raise InputError("There is no model yet. Choose one.")
         if session.picture is None:
             raise InputError("There is no picture yet. Drop one, or choose a scene.")
-        with self._turn:
+        with self._computing(session):
             prediction = predict(loaded, loaded.batch([session.picture.image]))
         # All of it at once: what can't be looked at leaves everything as it was.
         if loaded is not session.loaded:
@@ -158,11 +159,19 @@ class Controller:
         reference = None
         if request.reference is not None:
             reference = named(request.reference, loaded.preprocess.mean, loaded.preprocess.std)
-        with self._turn:
+        with self._computing(session):
             parsed = ParsedTarget.parse(request.target, loaded, request.against)
             explainer = Explainer(parsed.model(loaded), request.rules, reference)
             found = explainer.explain(loaded.batch([picture.image]), _target(parsed))
         session.keep(Result(on_processor(found), picture, loaded, request, parsed))
+
+    @contextmanager
+    def _computing(self, session: Session) -> Iterator[None]:
+        """The turn of a tab, which ends at the next operation once the tab is closed."""
+        with self._turn, Stoppable(session.gone):
+            if session.gone.is_set():
+                raise Stopped
+            yield
 
     @staticmethod
     def comparable(session: Session) -> Result:

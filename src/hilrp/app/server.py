@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
+import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from hilrp.app import LOOPBACK
 from hilrp.app.models import Models
@@ -19,58 +22,61 @@ from hilrp.util.telemetry import switches
 
 # Gradio reads them when it is imported.
 os.environ.update(switches())
+# Nothing of what is done on the page is kept, neither here nor in the browser.
+os.environ["GRADIO_RUN_HISTORY"] = "False"
 
 try:
     import gradio as gr
     import uvicorn
     from fastapi import FastAPI, Request, Response
-    from fastapi.responses import HTMLResponse, PlainTextResponse
+    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+    from gradio.routes import file_upload_statuses
+    from starlette.requests import ClientDisconnect
 except ModuleNotFoundError as missing:
     raise UnavailableError(f"{missing.name} is not installed. Install it with: pip install 'hilrp[app]'") from missing
 
+from hilrp.app.access import Access, client
 from hilrp.app.actions import Actions
 from hilrp.app.blocks import build
 from hilrp.app.controller import Controller
+from hilrp.app.gate import Gate
+from hilrp.app.receiving import receive
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import Sessions
+from hilrp.app.uploads import LARGEST, Uploads
 
-#: The browser is told to ask nobody else for anything, whatever Gradio's page would like.
-_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
-    "frame-ancestors 'self'; form-action 'self'; base-uri 'self'"
-)
-#: The largest file that may be sent: checkpoints are large.
-_LARGEST = "4gb"
 #: Open tabs listen for news as long as they are open: this is how many seconds they are waited for.
 _GRACE = 2
-#: The most that may be sent and not yet read, in bytes.
-_TOTAL = 8 * 2**30
+#: Every so many seconds it is looked for what nobody wants any more.
+_SWEEP = 30.0
 
 
-def make_app(models: Models, uploads: Path, host: str = "127.0.0.1") -> FastAPI:
-    """The whole application; files are sent to the folder ``uploads``."""
-    os.environ["GRADIO_TEMP_DIR"] = str(uploads)
-    sessions = Sessions()
+def make_app(models: Models, folder: Path, host: str = "127.0.0.1", token: str | None = None) -> FastAPI:
+    """The whole application.
+
+    Args:
+        models: The models.
+        folder: Where files are put that are sent.
+        host: Where it listens.
+        token: What its address must hold when it is opened first.
+    """
+    os.environ["GRADIO_TEMP_DIR"] = str(folder)
+    sessions, uploads = Sessions(), Uploads(folder)
     blocks = build(Actions(Controller(models), uploads), sessions)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.sessions = sessions
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=_sweeping(sessions, uploads))
+    app.state.sessions, app.state.uploads = sessions, uploads
+    app.add_middleware(
+        Gate,
+        access=Access(host, token),
+        sessions=sessions,
+        uploads=uploads,
+        events=lambda number: number in blocks.fns,
+        awaited=lambda tab: len(blocks._queue.pending_event_ids_session.get(tab, ())),
+    )
 
-    @app.middleware("http")
-    async def guard(request: Request, next_step: Callable[[Request], Awaitable[Response]]) -> Response:
-        own, origin = _host(f"//{request.headers.get('host', '')}"), request.headers.get("origin")
-        # Pages of other names that lead here must not read what is shown here, and other pages must not send anything.
-        if host in LOOPBACK and own not in LOOPBACK:
-            return PlainTextResponse("This page is for this machine alone.", 403)
-        if origin is not None and _host(origin) != own:
-            return PlainTextResponse("Requests of other pages are not answered.", 403)
-        if request.url.path.endswith("/upload") and _size(uploads) > _TOTAL:
-            return PlainTextResponse("Too much is being sent at once. Try again later.", 413)
-        response = await next_step(request)
-        response.headers["Content-Security-Policy"] = _POLICY
-        response.headers["Referrer-Policy"] = "no-referrer"
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        return response
+    @app.post("/gradio_api/upload")
+    async def upload(request: Request, upload_id: str | None = None) -> Response:
+        return await _upload(request, uploads, upload_id)
 
     @app.get("/explanation/{token}")
     def explanation(token: str) -> Response:
@@ -111,33 +117,69 @@ def make_app(models: Models, uploads: Path, host: str = "127.0.0.1") -> FastAPI:
         css=(here / "page.css").read_text(),
         head="".join(f"<script>{(here / name).read_text()}</script>" for name in ("answers.js", "page.js")),
         footer_links=[],
-        max_file_size=_LARGEST,
+        max_file_size=LARGEST,
         ssr_mode=False,
         enable_monitoring=False,
-        show_error=True,
+        show_error=False,
         pwa=False,
         mcp_server=False,
     )
     # Gradio checks that the files of a request were sent with it only once a page is launched, which a mounted one
     # never is.
     blocks.has_launched = True
+    # Nor are its functions called but by a tab.
+    blocks.api_open = False
     return mounted
 
 
-def _host(address: str) -> str | None:
+def _sweeping(sessions: Sessions, uploads: Uploads) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Looks, as long as the page is served, for tabs and files that nobody wants any more."""
+
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(_SWEEP)
+            for each in (sessions, uploads):
+                await asyncio.to_thread(each.sweep)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(sweep())
+        yield
+        task.cancel()
+
+    return lifespan
+
+
+async def _upload(request: Request, uploads: Uploads, upload_id: str | None) -> Response:
+    """Takes files in; answers with their paths, as Gradio's page expects it."""
+    announced = request.headers.get("content-length", "")
+    if not re.fullmatch("[0-9]{1,15}", announced):
+        return PlainTextResponse("Files are sent with their size (Content-Length). Drop them on the page.", 411)
     try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
+        upload = uploads.reserve(client(request), int(announced))
+    except InputError as error:
+        return PlainTextResponse(str(error), 413)
+    progress = None if upload_id is None else file_upload_statuses
 
+    def tell(name: str, part: bytes) -> None:
+        if progress is not None:
+            progress.append(upload_id, name, part)
 
-def _size(folder: Path) -> int:
-    """The size of all files in a folder, in bytes; one that is deleted meanwhile doesn't count."""
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.stat().st_size
-    return total
+    found: list[Path] | None = None
+    try:
+        kind = request.headers.get("content-type", "")
+        found = await receive(request.stream(), kind, upload.folder, int(announced), LARGEST, tell)
+        uploads.arrived(upload, found)
+    except InputError as error:
+        return PlainTextResponse(str(error), 400)
+    except ClientDisconnect:
+        return PlainTextResponse("The files did not arrive whole. Drop them again.", 400)
+    finally:
+        if found is None:
+            uploads.cancel(upload)
+        if progress is not None:
+            progress.set_done(upload_id)
+    return JSONResponse([str(path) for path in found])
 
 
 def _gone() -> Response:
@@ -148,7 +190,7 @@ def _ascii(name: str) -> str:
     return name.encode("ascii", "ignore").decode() or "explanation"
 
 
-def serve(models: Models, host: str, port: int, ready: Callable[[str], None]) -> None:
+def serve(models: Models, host: str, port: int, ready: Callable[[str], None], token: bool | None = None) -> None:
     """Runs the page until it is stopped; what was uploaded and not yet read goes with its folder.
 
     Args:
@@ -156,12 +198,14 @@ def serve(models: Models, host: str, port: int, ready: Callable[[str], None]) ->
         host: Where it listens.
         port: The port; 0 for any that is free.
         ready: Is told the address.
+        token: Whether the page needs a token, which is in that address; where it is not told, beyond this machine.
     """
     # Once it is shut down, uvicorn raises again the signal that stopped it; by default SIGTERM would leave no time to
     # clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="hilrp-serve-") as folder, suppress(KeyboardInterrupt):
-        app = make_app(models, Path(folder), host)
+        secret = secrets.token_urlsafe(24) if (host not in LOOPBACK if token is None else token) else None
+        app = make_app(models, Path(folder), host, secret)
         server = uvicorn.Server(
             uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=_GRACE)
         )
@@ -174,5 +218,6 @@ def serve(models: Models, host: str, port: int, ready: Callable[[str], None]) ->
             ) from error
         socket.listen()
         number = socket.getsockname()[1]
-        ready(f"http://{'localhost' if host in LOOPBACK else host}:{number}/")
+        query = "" if secret is None else f"?token={secret}"
+        ready(f"http://{'localhost' if host in LOOPBACK else host}:{number}/{query}")
         server.run(sockets=[socket])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,12 @@ from hilrp.app.results import Result
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.util.errors import InputError
 
-#: How many pictures and results a tab keeps, and how many tabs are kept; the oldest go first.
-PICTURES, _RESULTS, _TABS = 30, 8, 64
+#: How many pictures and results a tab keeps; the oldest go first.
+PICTURES, _RESULTS = 30, 8
+#: How many tabs are kept, and how many of one client elsewhere. Whoever opens more loses one of his own, nobody else's.
+_TABS, _OF_CLIENT = 64, 16
+#: After so many seconds a tab without a connection is closed; sooner, if others need the room.
+_ALONE, _NEEDED = 300.0, 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +49,10 @@ class Session:
         results: The last explanations by their tokens, the last one last.
         lock: Held while something of this tab changes.
         stop: Set when the user doesn't want to wait for a comparison.
+        gone: Set when the tab is closed: nobody waits for anything.
+        client: Who opened it.
+        open: How many connections the tab keeps to say that it is there.
+        used: When it was last used.
     """
 
     pictures: OrderedDict[str, Picture] = field(default_factory=OrderedDict)
@@ -61,6 +70,18 @@ class Session:
     results: OrderedDict[str, Result] = field(default_factory=OrderedDict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     stop: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event)
+    client: str = ""
+    open: int = 0
+    used: float = field(default_factory=time.monotonic)
+
+    def touch(self) -> None:
+        """Notes that it is used."""
+        self.used = time.monotonic()
+
+    def alone(self, seconds: float) -> bool:
+        """Whether nobody has been there for so long."""
+        return not self.open and time.monotonic() - self.used > seconds
 
     def add(self, picture: Picture) -> None:
         """Adds a picture and chooses it."""
@@ -79,8 +100,9 @@ class Session:
 
     def end(self) -> None:
         """Nobody waits any longer: what runs for it stops, and what was sent is deleted."""
+        self.gone.set()
         self.stop.set()
-        for file in self.files:
+        for file in list(self.files):
             discard(file)
         self.files.clear()
 
@@ -108,15 +130,46 @@ class Sessions:
     _open: OrderedDict[str, Session] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def of(self, tab: str) -> Session:
-        """The session of a tab; a new one, if there is none."""
+    def of(self, tab: str, client: str = "loopback") -> Session:
+        """The session of a tab; a new one, if there is none.
+
+        A client that has as many as it may loses one of them: one that nobody looks at, else the oldest. Others lose
+        none but those that nobody looks at.
+        """
+        evicted = None
         with self._lock:
-            session = self._open.setdefault(tab, Session())
+            session = self._open.get(tab)
+            if session is None:
+                own = {name: each for name, each in self._open.items() if each.client == client}
+                if len(own) >= (_TABS if client == "loopback" else _OF_CLIENT):
+                    evicted = next((name for name, each in own.items() if not each.open), next(iter(own)))
+                elif len(self._open) >= _TABS:
+                    evicted = next((name for name, each in self._open.items() if each.alone(_NEEDED)), None)
+                    if evicted is None:
+                        raise InputError(
+                            "Too many tabs are open on this page. Close one, or try again in some minutes."
+                        )
+                session = self._open[tab] = Session(client=client)
+            session.touch()
             self._open.move_to_end(tab)
-            evicted = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - _TABS)]
-        for each in evicted:
-            each.end()
+        if evicted is not None:
+            self.close(evicted)
         return session
+
+    def find(self, tab: str) -> Session | None:
+        """The session of a tab, if it is open."""
+        with self._lock:
+            session = self._open.get(tab)
+        if session is not None:
+            session.touch()
+        return session
+
+    def sweep(self) -> None:
+        """Closes tabs that nobody has looked at for minutes."""
+        with self._lock:
+            alone = [tab for tab, session in self._open.items() if session.alone(_ALONE)]
+        for tab in alone:
+            self.close(tab)
 
     def close(self, tab: str) -> None:
         """Forgets a tab and all that it holds."""

@@ -8,6 +8,7 @@ from html import escape
 import numpy as np
 from PIL import Image
 
+from hilrp.app import problems
 from hilrp.app.comparison import Compared
 from hilrp.app.results import Result
 from hilrp.attribution.plotting import blend, displayable
@@ -53,7 +54,8 @@ def comparison_table(
 def _row(each: Compared, picture: np.ndarray, measures: list[str], best: dict[str, float]) -> str:
     name = escape(each.method.title)
     if each.map is None:
-        return f'<tr><td>{name}</td><td colspan="{4 + len(measures)}" class="none">{escape(each.error or "")}</td></tr>'
+        why = escape(problems.shown(each.error or ""))
+        return f'<tr><td>{name}</td><td colspan="{4 + len(measures)}" class="none">{why}</td></tr>'
     blended = (255 * np.clip(blend(picture, each.map), 0, 1)).astype(np.uint8)
     small = Image.fromarray(blended)
     scale = _SIDE / max(small.size)

@@ -29,6 +29,14 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen. Default: this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 7860,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = False,
+    token: Annotated[
+        bool | None,
+        typer.Option(
+            "--token/--no-token",
+            help="Whether the page needs a token, which is in the address that is printed. Default: beyond this "
+            "machine it does.",
+        ),
+    ] = None,
 ) -> None:
     """A page to look at explanations: drop a picture, click a class, look into the map.
 
@@ -38,6 +46,7 @@ def serve(
     \b
     hilrp serve
     hilrp serve --model resnet50 --checkpoint mine.safetensors --classes names.txt --device cuda
+    hilrp serve --host 0.0.0.0   # others may use it, with the address that is printed
     """
     try:
         check_device(device)
@@ -51,8 +60,11 @@ def serve(
         names = None if classes is None else class_names(classes)
         own = None if model is None else load(model, checkpoint, names, device)
         if host not in LOOPBACK:
+            whoever = (
+                "whoever can reach it can use this page" if token is False else "the address is the key to this page"
+            )
             errors.print(
-                f"[yellow]note[/]: whoever can reach {escape(host)} can use this page; it has no password.",
+                f"[yellow]note[/]: it listens on {escape(host)}, and {whoever}; what is sent is not encrypted.",
                 highlight=False,
             )
         files = [None if path is None else str(path) for path in (checkpoint, classes)]
@@ -61,6 +73,7 @@ def serve(
             host,
             port,
             lambda address: _ready(address, browser),
+            token,
         )
     except HilrpError as error:
         raise fail(error) from None

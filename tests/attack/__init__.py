@@ -1,0 +1,1 @@
+"""Attacks: bad files, forged requests, damaged runs."""
