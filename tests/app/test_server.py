@@ -167,6 +167,47 @@ def test_tabs_are_apart(controller):
     assert sessions.result(second.result.token) is second.result
 
 
+def test_what_a_closed_tab_waits_for_ends(controller):
+    """At the next operation of the model: not when the whole of it is done."""
+    session = begun(controller, "zoo/resnet")
+    before, done = session.result, []
+    layers = [module for module in session.loaded.model.modules() if isinstance(module, torch.nn.Conv2d)]
+    hooks = [
+        layers[2].register_forward_hook(lambda *_: session.end()),
+        layers[-1].register_forward_hook(lambda *_: done.append("the last layer")),
+    ]
+    try:
+        for act in (controller.explain, controller.look):
+            session.gone.clear()
+            with pytest.raises(Stopped):
+                act(session)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert done == []
+    assert session.result is before
+    assert not controller._turn.locked()
+
+
+def test_a_closed_tab_does_not_take_its_turn(controller):
+    session = begun(controller, "zoo/resnet")
+    found, before = [], session.result
+
+    def wait() -> None:
+        try:
+            controller.explain(session)
+        except Stopped:
+            found.append("stopped")
+
+    with controller._turn:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        session.end()
+    thread.join(20)
+    assert found == ["stopped"]
+    assert session.result is before
+
+
 def test_old_results_and_tabs_are_forgotten(controller):
     session = begun(controller)
     first = session.result.token

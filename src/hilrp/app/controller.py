@@ -91,7 +91,7 @@ class Controller:
         if name in session.own:
             own = session.own[name]
             return self.look(session, own.loaded, own.checkpoint, own.classes)
-        loaded = self.models.get(name or "")
+        loaded = self.models.get(name or "", session.gone)
         operators = loaded is self.models.own
         files = (self.models.checkpoint, self.models.classes) if operators else (None, None)
         return self.look(session, loaded, *files)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hilrp.app.fetching import fetch
+from hilrp.models.libraries.connection import cache_alone
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import load
 from hilrp.models.resolve import LIBRARIES, ZOO, is_factory, library
-from hilrp.util.errors import InputError
+from hilrp.util.errors import InputError, UnavailableError
 
 #: How many are kept beside the operator's own.
 _KEPT = 4
@@ -48,8 +50,8 @@ class Models:
         own = [] if self.own is None else [self.own.name]
         return list(dict.fromkeys([*own, *(f"{ZOO}/{name}" for name in library(ZOO).trained())]))
 
-    def get(self, name: str) -> Loaded:
-        """A model with its published weights."""
+    def get(self, name: str, gone: threading.Event | None = None) -> Loaded:
+        """A model with its published weights; these are no longer fetched once ``gone`` is set."""
         name = name.strip()
         if self.own is not None and name == self.own.name:
             return self.own
@@ -57,13 +59,24 @@ class Models:
         with self._lock:
             loaded = self._loaded.get(name)
         if loaded is None:  # others need not wait for what is fetched for one
-            loaded = load(name, device=self.device)
+            loaded = self._load(name, gone or threading.Event())
         with self._lock:
             self._loaded[name] = loaded
             self._loaded.move_to_end(name)
             while len(self._loaded) > _KEPT:
                 self._loaded.popitem(last=False)
         return loaded
+
+    def _load(self, name: str, gone: threading.Event) -> Loaded:
+        if name.partition("/")[0] != ZOO:
+            try:
+                with cache_alone():
+                    return load(name, device=self.device)
+            except UnavailableError:  # no library has it
+                raise
+            except InputError:
+                fetch(name, gone)
+        return load(name, device=self.device)
 
     def fitted(self, name: str, checkpoint: Path, classes: Sequence[str] | None = None) -> Loaded:
         """A model with weights of somebody's own; not kept here, it is theirs."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -28,6 +29,18 @@ _before = False
 _lock = threading.Lock()
 #: Held while torch is told to read weights alone: that, too, is one setting for all threads.
 _reading = threading.RLock()
+#: Whether nothing is to be fetched, whatever could be reached, in this thread.
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def cache_alone() -> Iterator[None]:
+    """Lets models be loaded from caches alone, those of addresses included, while the context lasts, in this thread."""
+    before = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
 
 
 def unreachable(url: str) -> str | None:
@@ -37,6 +50,8 @@ def unreachable(url: str) -> str | None:
     slow.
     """
     host, port = _first_hop(url)
+    if _alone.get():
+        return f"{host} is not asked"
     asked, why = _answers.get((host, port), (0.0, None))
     if not asked or time.monotonic() - asked > _KEPT:
         why = _refusal(host, port, _patience())
