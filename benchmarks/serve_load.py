@@ -141,6 +141,12 @@ def peak(process: int) -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1e6
 
 
+def worked(process: int) -> float:
+    """The seconds that a process has computed, which others on the machine hardly change."""
+    times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(tree: Path, clients: int, rounds: int, seconds: float) -> dict[str, float]:
     """What the steps of all clients took at most, in seconds, and the server's peak of memory."""
     deadline = time.monotonic() + seconds
@@ -155,7 +161,7 @@ def measure(tree: Path, clients: int, rounds: int, seconds: float) -> dict[str, 
             except Exception as error:
                 failed.append(f"{type(error).__name__}: {error}")
 
-        started = time.perf_counter()
+        started, before = time.perf_counter(), worked(process)
         threads = [threading.Thread(target=act, args=(client,)) for client in people]
         for thread in threads:
             thread.start()
@@ -165,7 +171,7 @@ def measure(tree: Path, clients: int, rounds: int, seconds: float) -> dict[str, 
         for name, value in (step for client in people for step in client.took):
             took[name] = max(took[name], value)
         found = dict(took) | {"slowest": max(took.values(), default=0.0), "all": time.perf_counter() - started}
-        found |= {"failed": len(failed), "GB": peak(process)}
+        found |= {"computing": worked(process) - before, "failed": len(failed), "GB": peak(process)}
     for why in sorted(set(failed)):
         print(f"  failed: {why}")
     return found

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from hilrp.app import fetching
-from hilrp.app.comparison import Stopped
 from hilrp.app.models import Models
+from hilrp.app.stopping import Stopped
 from hilrp.util.errors import InputError
 
 ENDLESS = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"

@@ -18,9 +18,11 @@ import hilrp
 from helpers.pages import asked, begun, encoded, sent, uploaded
 from hilrp.app import pictures
 from hilrp.app.actions import Actions
-from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
-from hilrp.app.server import make_app
+from hilrp.app.comparison import Compared, Stoppable, compare
+from hilrp.app.models import Models
+from hilrp.app.server import make_app, serve
 from hilrp.app.sessions import Session, Sessions
+from hilrp.app.stopping import Stopped
 from hilrp.app.table import comparison_table
 from hilrp.app.uploads import Uploads
 from hilrp.jobs.bench.methods import METHODS, Method
@@ -168,7 +170,7 @@ def test_tabs_are_apart(controller):
 
 
 def test_what_a_closed_tab_waits_for_ends(controller):
-    """At the next operation of the model: not when the whole of it is done."""
+    """At the next layer of the model: not when the whole of it is done."""
     session = begun(controller, "zoo/resnet")
     before, done = session.result, []
     layers = [module for module in session.loaded.model.modules() if isinstance(module, torch.nn.Conv2d)]
@@ -238,6 +240,26 @@ def test_the_browser_is_told_to_ask_nobody_else(client):
     assert "http" not in policy
     assert "fonts.g" not in answer.text
     assert '"analytics_enabled":false' in answer.text.replace(" ", "").lower()
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "expected"),
+    [("127.0.0.1", None, False), ("127.0.0.1", True, True), ("127.0.0.2", None, True), ("127.0.0.2", False, False)],
+)
+def test_beyond_this_machine_there_is_a_token(monkeypatch, host, token, expected):
+    """It is in the address that is printed, another one each time."""
+    made, addresses = [], []
+    monkeypatch.setattr("hilrp.app.server.make_app", lambda models, folder, host, token: made.append(token))
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [each.close() for each in sockets])
+    for _ in range(2):
+        serve(Models(), host, 0, addresses.append, token)
+    if not expected:
+        assert made == [None, None]
+        assert not any("token" in address for address in addresses)
+        return
+    assert all(address.endswith(f"/?token={each}") for each, address in zip(made, addresses, strict=True))
+    assert made[0] != made[1]
+    assert min(len(each) for each in made) >= 32
 
 
 def test_other_names_of_this_machine_are_refused(client):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hilrp.app.stopping import Stopped
 from hilrp.jobs.bench.batches import gradients, scores
 from hilrp.jobs.bench.methods import METHODS, Method, Undefined, find
 from hilrp.jobs.bench.metrics.localisation import average_precision, energy, iou, pointing
@@ -43,10 +44,6 @@ class Compared:
     total: float | None = None
     figures: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-
-
-class Stopped(Exception):
-    """Somebody doesn't want to wait any longer."""
 
 
 class Stoppable(TorchFunctionMode):

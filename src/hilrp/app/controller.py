@@ -11,11 +11,12 @@ from typing import Any
 
 from hilrp.app import pictures
 from hilrp.app.code import Request
-from hilrp.app.comparison import Compared, Stoppable, Stopped, compare
+from hilrp.app.comparison import Compared, compare
 from hilrp.app.models import Models
 from hilrp.app.predictions import predict
 from hilrp.app.results import Result, on_processor
 from hilrp.app.sessions import Own, Session
+from hilrp.app.stopping import between_layers
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.references import named
 from hilrp.jobs.target_text import ParsedTarget
@@ -167,10 +168,8 @@ class Controller:
 
     @contextmanager
     def _computing(self, session: Session) -> Iterator[None]:
-        """The turn of a tab, which ends at the next operation once the tab is closed."""
-        with self._turn, Stoppable(session.gone):
-            if session.gone.is_set():
-                raise Stopped
+        """The turn of a tab, which ends at the next layer of the model once the tab is closed."""
+        with self._turn, between_layers(session.gone):
             yield
 
     @staticmethod

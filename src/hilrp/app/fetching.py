@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 
-from hilrp.app.comparison import Stopped
+from hilrp.app.stopping import Stopped
 from hilrp.util.errors import HilrpError, InputError
 
 _COMMAND = [sys.executable, "-m", "hilrp.app.fetching"]

@@ -116,7 +116,8 @@ class Gate:
                 raise Refused("This page needs its token. Open the address that hilrp serve printed.", 403)
             # Without the token in the address, which is kept in histories.
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(cookie(request), self.access.token or "", httponly=True, samesite="lax")
+            encrypted = request.url.scheme == "https"
+            answer.set_cookie(cookie(request), self.access.token or "", httponly=True, samesite="lax", secure=encrypted)
             return answer
         if _ODD.search(path):
             raise Refused("There is no such page.", 404)
