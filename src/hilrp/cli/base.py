@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Iterable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +35,9 @@ def main(
 ) -> None:
     """Explain the predictions of vision models."""
     os.environ.update(switches())
+    # A file's name may hold bytes that are no letters: they are printed as what they are, and end nothing.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 # Names of models may hold what looks like the code of an emoji.
@@ -45,6 +51,12 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {path}: no folder can be made there ({error.strerror}). Choose another.") from error
+
+
+def say_damaged(found: Iterable[str]) -> None:
+    """Says which results of an earlier run were damaged."""
+    for said in found:
+        errors.print(f"[yellow]damaged[/], and made again: {escape(said)}", highlight=False, soft_wrap=True)
 
 
 def fail(error: Exception) -> typer.Exit:

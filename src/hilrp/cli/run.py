@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hilrp.cli.audit import check_device
-from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
+from hilrp.cli.base import app, console, errors, fail, make_folder, print_json, say_damaged
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
 
@@ -93,6 +93,7 @@ def run(
             for each in store.failures(pieces):
                 store.rows(each).unlink()
         todo = [each for each in pieces if not store.done(each)]
+        say_damaged(store.damaged)
         store.settle(todo)
         done = (
             executors.local(job, todo)
@@ -101,6 +102,9 @@ def run(
         )
         if todo:
             _watch(done, pieces, todo)
+        left = sum(each.count for each in pieces if not store.done(each))
+        if left:
+            raise InputError(f"{output}: {left} images are not done, or were damaged meanwhile. Run it again.")
         failures = Counter(error for each in store.failures(pieces).values() for error in each)
         failed = sum(failures.values())
     except (HilrpError, OSError) as error:
@@ -291,6 +295,8 @@ def summary(
     else:
         for each in suspects:
             console.print(f"[yellow]suspect[/]: {escape(each.said)}", highlight=False, soft_wrap=True)
+        for said in results.damaged:
+            errors.print(f"damaged: {escape(said)}", highlight=False, soft_wrap=True)
         if missing:
             console.print(f"{missing} images are not explained yet, or in folders of other shards: name these, too.")
         if not any(group.judged for group in found):

@@ -11,7 +11,8 @@ from PIL import Image
 
 from hilrp.attribution.plotting import blend, coloured
 from hilrp.attribution.verdicts import Verdict
-from hilrp.jobs.run.items import Reader, arrow
+from hilrp.jobs.run.item import arrow
+from hilrp.jobs.run.items import Reader
 from hilrp.jobs.run.results import Results
 from hilrp.jobs.run.rows import whole_map
 from hilrp.jobs.run.summary import ENOUGH, Class, Group, Shown

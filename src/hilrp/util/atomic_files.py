@@ -24,9 +24,14 @@ _PROCESS, _BEGUN = uuid4().hex[:8], count()
 def write_whole(path: Path, content: Content, durable: bool = True) -> None:
     """Writes a file, in place of one of its name; it is on the disk when this returns, unless it isn't ``durable``."""
     with partial(path, content, durable) as own:
-        own.replace(path)
-        if durable:
-            sync_folder(path.parent)
+        name_whole(own, path, durable)
+
+
+def name_whole(own: Path, path: Path, durable: bool = True) -> None:
+    """Gives a file that `partial` wrote its name, in place of one that has it."""
+    own.replace(path)
+    if durable:
+        sync_folder(path.parent)
 
 
 def create_whole(path: Path, content: Content) -> bool:
@@ -48,9 +53,10 @@ def create_whole(path: Path, content: Content) -> bool:
 def partial(path: Path, content: Content, durable: bool = True) -> Iterator[Path]:
     """Writes what will be ``path`` under a name of its own, and yields that name.
 
-    A file that still has this name at the end is removed.
+    A file that still has this name at the end is removed. Text that isn't of letters (a file's name may hold any
+    bytes) is written with what these bytes are, since half a page is worse than an odd name on it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make(path.parent, durable)
     # The name of a file has at most 255 bytes.
     own = path.with_name(f"{path.name[:40]}.{platform.node()}~{os.getpid()}~{_PROCESS}-{next(_BEGUN)}.part")
     try:
@@ -58,13 +64,23 @@ def partial(path: Path, content: Content, durable: bool = True) -> Iterator[Path
             if callable(content):
                 content(file)
             else:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
         yield own
     finally:
         own.unlink(missing_ok=True)
+
+
+def _make(folder: Path, durable: bool) -> None:
+    """Makes a folder and those above it; their names are on the disk before anything is written into them."""
+    if folder.is_dir():
+        return
+    _make(folder.parent, durable)
+    folder.mkdir(exist_ok=True)
+    if durable:
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

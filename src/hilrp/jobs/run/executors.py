@@ -54,8 +54,8 @@ class _Actor:
         self._worker = Worker(self.job)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        columns = zip(*(batch[name] for name in ("number", "offset", "count", "first")), strict=True)
-        pieces = [Piece(*map(int, each)) for each in columns]
+        columns = zip(*(batch[name] for name in ("number", "offset", "count", "first", "sha256")), strict=True)
+        pieces = [Piece(*map(int, each), str(own)) for *each, own in columns]
         for piece in pieces:
             if self._worker.store.done(piece):  # by an actor that ended before it could tell
                 yield {"number": [piece.number], "images": [piece.count], "failed": [0]}

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import glob
-import hashlib
-import importlib
 import io
 import json
 import os
-import tarfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from numbers import Integral
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hilrp.jobs.run.item import BOXES, IMAGES, LABELS, Item, arrow, broken, first_of, image_file, label_of, names_of
+from hilrp.jobs.run.shards import parquets, tars
 from hilrp.models.images import ENDINGS
 from hilrp.util.errors import InputError, UnavailableError
+from hilrp.util.folders import Unreadable, not_a_file, printable, walk
 
-#: An image: its ``id``, where it is (``file``, ``tar``, ``parquet``, ``hub`` or ``scene``), perhaps its ``label``,
-#: ``boxes`` and ``mask``.
-Item = dict[str, Any]
-
-#: What columns and features of an image, its class and the place of its object are called.
-_IMAGES, _LABELS, _BOXES, _MASKS = (
-    ("image", "img", "jpg", "png"),
-    ("label", "labels", "class", "cls"),
-    ("boxes", "bbox", "bboxes"),
-    ("mask", "segmentation"),
-)
-#: The largest row group of Parquet that is read, in bytes: it is held as a whole.
-_GROUP = 2 * 2**30
+_SHARDS = ((".tar", tars), (".parquet", parquets))
 
 
 def find(spec: str, split: str | None = None, output: Path | None = None) -> Iterator[Item]:
@@ -52,11 +40,11 @@ def find(spec: str, split: str | None = None, output: Path | None = None) -> Ite
     paths = _paths(spec)
     if len(paths) == 1 and paths[0].is_dir():
         return _folder(paths[0], spec, split, output)
-    for ending, read in ((".tar", _tars), (".parquet", _parquets)):
+    for ending, read in _SHARDS:
         if all(path.suffix == ending for path in paths):
             return read(paths)
     if all(path.suffix.lower() in ENDINGS for path in paths):
-        return (_image(path, name) for path, name in zip(paths, _names(paths), strict=True))
+        return (image_file(path, name) for path, name in zip(paths, names_of(paths), strict=True))
     raise InputError(
         f"--data {spec}: neither images nor .tar nor .parquet files alone. Give one kind; uncompress .tar.gz first, "
         "since images are read from where they are in a shard."
@@ -67,7 +55,9 @@ def _paths(spec: str) -> list[Path]:
     path = Path(spec)
     if path.exists():
         return [path]
-    found = sorted(Path(p) for p in glob.glob(spec, recursive=True))
+    # A pattern follows links as often as they lead somewhere: each real path counts once.
+    real = {os.path.realpath(p): Path(p) for p in sorted(glob.glob(spec, recursive=True), reverse=True)}
+    found = sorted(real.values())
     if not found:
         raise InputError(
             f"--data {spec}: no such file or folder, and no file fits it as a pattern. Give a folder, .tar or "
@@ -76,81 +66,38 @@ def _paths(spec: str) -> list[Path]:
     return found
 
 
-def _names(paths: list[Path]) -> list[str]:
-    """What files are called: their place in the folder that they have in common."""
-    common = Path(os.path.commonpath([path.resolve().parent for path in paths]))
-    return [path.resolve().relative_to(common).as_posix() for path in paths]
-
-
-def _image(path: Path, name: str) -> Item:
-    return {"id": _text(name), "file": str(path.resolve()), "size": _size(path)}
-
-
-def _size(path: Path) -> int | None:
-    """``None`` for what can't be looked at: who reads it will say why."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
-def _stamp(path: Path) -> str:
-    """What tells a file from another of its name, without reading all of it: its size, and how it begins and ends."""
-    digest = hashlib.sha256(str(path.stat().st_size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(4096))
-        file.seek(max(0, path.stat().st_size - 65536))
-        digest.update(file.read())
-    return digest.hexdigest()[:16]
-
-
-def _text(value: Any) -> str:
-    """A value as text that can be written, whatever a file's name is made of."""
-    return str(value).encode("utf-8", "backslashreplace").decode()
-
-
-def _label(value: Any) -> Item:
-    """A label as an item has it: a number or a text; nothing, if there is none."""
-    if value is None or value == "":
-        return {}
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
-    whole = isinstance(value, Integral) or (isinstance(value, str) and value.strip().isdecimal())
-    return {"label": int(value) if whole else _text(value).strip()}
-
-
 def _folder(folder: Path, spec: str, split: str | None, output: Path | None) -> Iterator[Item]:
     if (folder / "index.json").is_file():
         return _index(folder)
     if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
         return _hub(str(folder.resolve()), split)
-    results = None if output is None else output.resolve()
-    if next(_walk(folder, ENDINGS, results), None) is not None:
-        return _images(folder, results)
-    for ending, read in ((".tar", _tars), (".parquet", _parquets)):
-        found = list(_walk(folder, (ending,), results))
-        if found:
-            return read(found)
-    raise InputError(f"--data {spec}: there are no images, .tar files or .parquet files in it.")
+    if any(isinstance(each, Path) for each in walk(folder, ENDINGS, output)):
+        return _images(folder, output)
+    unreadable: list[Unreadable] = []
+    for ending, read in _SHARDS:
+        found = list(walk(folder, (ending,), output))
+        unreadable = [each for each in found if isinstance(each, Unreadable)]
+        paths = [each for each in found if isinstance(each, Path)]
+        if paths:
+            return chain(read(paths), (_closed(folder, each) for each in unreadable))
+    said = "".join(f" {each.path}: {each.why}" for each in unreadable[:1])
+    raise InputError(f"--data {spec}: there are no images, .tar files or .parquet files in it.{said}")
 
 
-def _walk(folder: Path, endings: tuple[str, ...], results: Path | None) -> Iterator[Path]:
-    """The files in a folder and below it, in order, but for hidden ones and those in the folder of the results."""
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".") or (results is not None and entry.resolve() == results):
-            continue
-        if entry.is_dir():
-            yield from _walk(entry, endings, results)
-        elif entry.suffix.lower() in endings:
-            yield entry
-
-
-def _images(folder: Path, results: Path | None) -> Iterator[Item]:
+def _images(folder: Path, output: Path | None) -> Iterator[Item]:
     """Images in a folder; where all are in folders of their own, these are the classes."""
     flat = any(p.suffix.lower() in ENDINGS for p in folder.iterdir() if p.is_file())
-    for path in _walk(folder, ENDINGS, results):
-        name = path.relative_to(folder)
-        yield _image(path, name.as_posix()) | ({} if flat else {"label": _text(name.parts[0])})
+    for each in walk(folder, ENDINGS, output):
+        if isinstance(each, Unreadable):
+            yield _closed(folder, each)
+            continue
+        name = each.relative_to(folder)
+        yield image_file(each, name.as_posix()) | ({} if flat else {"label": printable(name.parts[0])})
+
+
+def _closed(folder: Path, found: Unreadable) -> Item:
+    """A folder that can't be looked into is a row with an error: nobody knows what is missing."""
+    return broken(found.path, f"{found.path.relative_to(folder).as_posix()}/", found.why)
 
 
 def _index(folder: Path) -> Iterator[Item]:
@@ -159,126 +106,24 @@ def _index(folder: Path) -> Iterator[Item]:
     It lists file, label, and boxes or mask, for one object of each image or for several.
     """
     try:
-        entries = json.loads((folder / "index.json").read_text())
+        entries = json.loads((folder / "index.json").read_bytes())
         often = Counter(entry["file"] for entry in entries)
+        if not all(isinstance(name, str) for name in often):
+            raise TypeError("a file that is not a name")
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{folder / 'index.json'}: not a list of entries with a file ({error}).") from error
     for number, entry in enumerate(entries):
         several = f"#{entry.get('label', number)}" if often[entry["file"]] > 1 else ""
-        item = _image(folder / entry["file"], entry["file"] + several) | _label(entry.get("label"))
+        item = image_file(folder / entry["file"], entry["file"] + several) | label_of(entry.get("label"))
         item |= {"boxes": entry["boxes"]} if "boxes" in entry else {}
         if "mask" in entry:
-            item["mask"] = {key: value for key, value in _image(folder / entry["mask"], "").items() if key != "id"}
+            item["mask"] = {key: value for key, value in image_file(folder / entry["mask"], "").items() if key != "id"}
         yield item
-
-
-def _tars(paths: list[Path]) -> Iterator[Item]:
-    """Shards as webdataset has them.
-
-    Files of one sample follow each other and have the same name up to the first dot.
-    """
-    for path, name in zip(paths, _names(paths), strict=True):
-        stamp = _stamp(path)
-        try:
-            with tarfile.open(path, "r:") as tar:
-                sample: dict[str, tarfile.TarInfo] = {}
-                key = None
-                for member in tar:
-                    if not member.isfile():
-                        continue
-                    place, _, file = member.name.rpartition("/")
-                    stem, _, ending = file.partition(".")
-                    if key != (place, stem) and sample:
-                        yield from _sample(path, stamp, tar, (name, *(key or ())), sample)
-                        sample = {}
-                    key = (place, stem)
-                    sample[ending.lower()] = member
-                yield from _sample(path, stamp, tar, (name, *(key or ())), sample)
-        except tarfile.TarError as error:
-            said = f"not a readable tar file ({error}). Is it complete, and not compressed?"
-            yield _broken(path, name, said, len(paths))
-
-
-def _broken(path: Path, name: str, said: str, count: int) -> Item:
-    """One of several files that can't be read is a row with an error.
-
-    If it is the only one, there is nothing to run.
-    """
-    if count == 1:
-        raise InputError(f"{path}: {said}")
-    return {"id": _text(name), "error": said}
-
-
-def _sample(
-    path: Path, stamp: str, tar: tarfile.TarFile, key: tuple[str, ...], sample: Mapping[str, tarfile.TarInfo]
-) -> Iterator[Item]:
-    image = next((m for e, m in sample.items() if f".{e}" in ENDINGS), None)
-    if image is None:
-        return
-
-    def at(member: tarfile.TarInfo) -> Item:
-        return {"tar": str(path.resolve()), "stamp": stamp, "offset": member.offset_data, "size": member.size}
-
-    def content(ending: str) -> str | None:
-        file = tar.extractfile(sample[ending]) if ending in sample else None
-        return None if file is None else file.read().decode("utf-8", "replace").strip()
-
-    item: Item = {"id": _text("/".join(filter(None, key)))} | at(image)
-    try:
-        facts = json.loads(content("json") or "{}")
-        facts = facts if isinstance(facts, dict) else {}
-    except ValueError as error:
-        yield item | {"error": f"its json can't be read ({error})"}
-        return
-    boxes = _first(list(facts), _BOXES)
-    item |= {} if boxes is None else {"boxes": facts[boxes]}
-    item |= _label(content("cls") if "cls" in sample else next((facts[n] for n in _LABELS if n in facts), None))
-    mask = next((sample[e] for e in ("mask.png", "seg.png") if e in sample), None)
-    yield item if mask is None else item | {"mask": at(mask)}
-
-
-def _parquets(paths: list[Path]) -> Iterator[Item]:
-    """A column with the images' bytes, alone or beside their path, as the Hugging Face hub stores them."""
-    parquet = arrow("pyarrow.parquet")
-    for path, called in zip(paths, _names(paths), strict=True):
-        try:
-            file = parquet.ParquetFile(path)
-        except Exception as error:  # pyarrow has many
-            yield _broken(path, called, f"not a readable Parquet file ({error}).", len(paths))
-            continue
-        stamp, names = _stamp(path), file.schema_arrow.names
-        image, label, boxes, mask = (_first(names, wanted) for wanted in (_IMAGES, _LABELS, _BOXES, _MASKS))
-        if image is None:
-            raise InputError(
-                f"{path}: no column of images; it has {', '.join(names)}. Call it {' or '.join(_IMAGES[:2])}, with "
-                "the bytes of a file in each row."
-            )
-        plain = [name for name in ("id", label, boxes) if name in names]
-        for group in range(file.num_row_groups):
-            about = file.metadata.row_group(group)
-            if about.total_byte_size > _GROUP:
-                raise InputError(
-                    f"{path}: a row group of {about.total_byte_size / 2**30:.1f} GiB, which would have to be held at "
-                    "once. Write it again with row_group_size=1000 or less."
-                )
-            known = file.read_row_group(group, columns=plain).to_pylist()
-            for row in range(about.num_rows):
-                at = {"parquet": str(path.resolve()), "stamp": stamp, "group": group, "row": row}
-                facts = known[row] if known else {}
-                own = facts.get("id")
-                item: Item = {"id": _text(f"{called}/{group}/{row}" if own is None else own)} | at | {"column": image}
-                item |= _label(facts.get(label)) if label is not None else {}
-                item |= {"boxes": facts[boxes]} if boxes is not None and facts.get(boxes) else {}
-                yield item if mask is None else item | {"mask": at | {"column": mask}}
-
-
-def _first(names: list[str], wanted: tuple[str, ...]) -> str | None:
-    return next((name for name in wanted if name in names), None)
 
 
 def _hub(name: str, split: str | None) -> Iterator[Item]:
     found = hub(name, split)
-    image, label, boxes = (_first(list(found.features), wanted) for wanted in (_IMAGES, _LABELS, _BOXES))
+    image, label, boxes = (first_of(found.features, wanted) for wanted in (IMAGES, LABELS, BOXES))
     if image is None:
         raise InputError(f"hub:{name}: no feature of images; it has {', '.join(found.features)}.")
     names = getattr(found.features[label], "names", None) if label is not None else None
@@ -289,9 +134,9 @@ def _hub(name: str, split: str | None) -> Iterator[Item]:
         item |= {"stamp": found._fingerprint}
         value = facts.get(label) if label is not None else None
         if names and value is not None:  # -1 is for what has no label
-            item |= _label(names[value] if 0 <= value < len(names) else None)
+            item |= label_of(names[value] if 0 <= value < len(names) else None)
         else:
-            item |= _label(value)
+            item |= label_of(value)
         yield item | ({"boxes": facts[boxes]} if boxes is not None and facts.get(boxes) else {})
 
 
@@ -311,14 +156,6 @@ def hub(name: str, split: str | None) -> Any:
             f"hub:{name}: split {split!r} can't be loaded ({type(error).__name__}: {error}). Give --split, or check "
             "the connection."
         ) from error
-
-
-def arrow(module: str) -> Any:
-    """A module of pyarrow."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UnavailableError("pyarrow is not installed. Install it with: pip install 'hilrp[data]'") from error
 
 
 def _scenes(spec: str, rest: str, tagged: bool) -> Iterator[Item]:
@@ -352,11 +189,12 @@ class Reader:
 
     def _bytes(self, at: Item) -> bytes:
         if "file" in at:
+            why = not_a_file(Path(at["file"]))
+            if why is not None:
+                raise InputError(f"{at['file']}: {why}")
             return Path(at["file"]).read_bytes()
         if "tar" in at:
-            with open(at["tar"], "rb") as file:
-                file.seek(at["offset"])
-                return file.read(at["size"])
+            return _member(at)
         if "scene" in at:
             return _drawn(at)
         with self._lock:
@@ -383,6 +221,17 @@ class Reader:
         value = self._hubs[key][at["row"]][at["column"]]
         found: bytes = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
         return found
+
+
+def _member(at: Item) -> bytes:
+    """A file in a tar file."""
+    with open(at["tar"], "rb") as file:
+        file.seek(at["offset"])
+        # Not more than there is: a size may say anything.
+        left = os.fstat(file.fileno()).st_size - at["offset"]
+        if left < at["size"]:
+            raise InputError(f"{at['tar']} is cut off: {max(0, left)} of {at['size']} bytes of the image are in it.")
+        return file.read(at["size"])
 
 
 def _drawn(at: Item) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from hilrp.jobs.bench.data import box_mask
-from hilrp.jobs.run.items import Item, Reader
+from hilrp.jobs.run.item import Item
+from hilrp.jobs.run.items import Reader
 from hilrp.models.images import read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.util.errors import HilrpError
-
-#: Errors of disks and networks that pass.
-_PASSING = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN)
+from hilrp.util.folders import PASSING
 
 
 @dataclass
@@ -59,7 +57,7 @@ class Preparer:
                 made.inputs.append(loaded.preprocess(image))
                 made.masks.append(self._seen(loaded, mask, notes))
         except Exception as error:  # files are anybody's, and so is the preprocessing
-            if isinstance(error, OSError) and error.errno in _PASSING:
+            if isinstance(error, OSError) and error.errno in PASSING:
                 raise  # the disk's fault and not the image's: the run ends, and goes on when it is started again
             said = str(error) if isinstance(error, (HilrpError, OSError)) else f"{type(error).__name__}: {error}"
             # An address in memory says nothing, and is another each time.
@@ -93,7 +91,7 @@ class Preparer:
             if not found.any():
                 raise ValueError("they hold no pixel")
         except OSError as error:
-            if error.errno in _PASSING:
+            if error.errno in PASSING:
                 raise
             notes.append(f"its mask can't be read ({error})")
         except Exception as error:  # annotations are anybody's

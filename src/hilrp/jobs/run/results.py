@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hilrp.jobs.run.items import Item, arrow
+from hilrp.jobs.run.item import Item, arrow
 from hilrp.jobs.run.rows import write_tables
 from hilrp.jobs.run.store import Piece, Store
 from hilrp.jobs.store import differing
@@ -49,13 +49,18 @@ class Results:
         return next((store.rows(piece) for store in self.stores if store.done(piece)), None)
 
     def map_file(self, piece: Piece) -> Path | None:
-        """The file with a piece's maps."""
-        return next((path for store in self.stores if (path := store.maps(piece)).is_file()), None)
+        """The file with a piece's maps, if it is done."""
+        return next((store.maps(piece) for store in self.stores if store.done(piece)), None)
 
     @property
     def missing(self) -> list[Piece]:
         """Pieces that nobody has done."""
         return [piece for piece in self.pieces if self.file(piece) is None]
+
+    @property
+    def damaged(self) -> list[str]:
+        """What was found damaged, and why."""
+        return [said for store in self.stores for said in store.damaged]
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """The rows, piece by piece, as tables of pyarrow."""
@@ -74,11 +79,12 @@ class Results:
         """Writes all rows into one Parquet file; returns how many. An error if some are missing."""
         if self.missing:
             names = ", ".join(piece.name for piece in self.missing[:3])
+            damaged = "".join(f" Damaged: {said}." for said in self.damaged[:3])
             raise InputError(
                 f"{len(self.missing)} of {len(self.pieces)} pieces are not done "
-                f"({names}{', ...' if len(self.missing) > 3 else ''}). Run `hilrp run` again with the same settings "
-                "first."
+                f"({names}{', ...' if len(self.missing) > 3 else ''}).{damaged} Run `hilrp run` again with the same "
+                "settings first."
             )
         parquet = arrow("pyarrow.parquet")
-        write_tables(output, self.tables(), parquet.read_schema(self.file(self.pieces[0])))
+        write_tables(output, self.tables(), parquet.read_schema(self.file(self.pieces[0])).remove_metadata())
         return int(parquet.read_metadata(output).num_rows)

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.metrics.localisation import energy, pointing
-from hilrp.jobs.run.items import arrow
+from hilrp.jobs.run.item import arrow
 from hilrp.util.atomic_files import write_whole
+from hilrp.util.folders import printable
 
 #: Cells a side of the coarse map that every row has.
 GRID = 16
@@ -58,21 +59,48 @@ def _map_columns(pa: Any) -> list[tuple[str, Any]]:
     return [("map_height", pa.int32()), ("map_width", pa.int32()), ("map_scale", pa.float32()), ("map", pa.binary())]
 
 
-def write(path: Path, rows: Sequence[Row], columns: Any) -> None:
-    """Writes rows as a Parquet file."""
-    plain = [{name: row.get(name) for name in columns.names} for row in rows]
-    write_tables(path, [arrow("pyarrow").Table.from_pylist(plain, schema=columns)], columns)
+#: Where a file of rows says which run and piece it is of.
+_IDENTITY = b"hilrp"
+
+
+def write(path: Path, rows: Sequence[Row], columns: Any, identity: str) -> None:
+    """Writes rows as a Parquet file, which says what it is of."""
+    plain = [{name: _text(row.get(name)) for name in columns.names} for row in rows]
+    table = arrow("pyarrow").Table.from_pylist(plain, schema=columns)
+    write_tables(path, [table], columns.with_metadata({_IDENTITY: identity}))
+
+
+def _text(value: Any) -> Any:
+    """A file's name may hold bytes that are no letters, and so may errors and notes that name it."""
+    if isinstance(value, str):
+        return printable(value)
+    return [_text(each) for each in value] if isinstance(value, list) else value
 
 
 def write_tables(path: Path, tables: Iterable[Any], columns: Any) -> None:
     """Writes tables as one Parquet file."""
 
     def write(file: IO[bytes]) -> None:
-        with arrow("pyarrow.parquet").ParquetWriter(file, columns, compression="zstd") as writer:
+        options = {"compression": "zstd", "write_page_checksum": True}
+        with arrow("pyarrow.parquet").ParquetWriter(file, columns, **options) as writer:
             for table in tables:
                 writer.write_table(table)
 
     write_whole(path, write)
+
+
+def damage(path: Path, columns: Any, identity: str, count: int) -> str | None:
+    """Why a file of rows can't be used, or ``None``: all of it is read, and compared with its checksums."""
+    try:
+        file = arrow("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
+        if (file.schema_arrow.metadata or {}).get(_IDENTITY) != identity.encode():
+            return "it is of another run, or of other images"
+        if not file.schema_arrow.equals(columns):
+            return "its columns are others"
+        found = sum(batch.num_rows for batch in file.iter_batches(batch_size=256))
+    except Exception as error:  # pyarrow has many
+        return f"it is cut off or altered ({(str(error).splitlines() or [''])[0]})"
+    return None if found == count else f"it has {found} rows instead of {count}"
 
 
 def figures(relevance: Tensor, masks: Tensor | None) -> list[Row]:

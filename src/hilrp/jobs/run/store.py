@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from hilrp.jobs.run.items import Item, arrow
-from hilrp.jobs.store import begin, read_settings, versions
-from hilrp.util.atomic_files import partial, sweep
+from hilrp.jobs.run.item import Item, arrow
+from hilrp.jobs.run.rows import damage, map_schema, schema
+from hilrp.jobs.store import begin, note, read_settings, versions
+from hilrp.util.atomic_files import name_whole, partial, sweep
 from hilrp.util.errors import InputError
 
 #: What results depend on besides hilrp.
@@ -29,12 +30,14 @@ class Piece:
         offset: Where its items begin in the list, in bytes.
         count: How many there are.
         first: The number of the first of them.
+        sha256: The checksum of its part of the list.
     """
 
     number: int
     offset: int
     count: int
     first: int
+    sha256: str
 
     @property
     def name(self) -> str:
@@ -44,9 +47,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Store:
-    """The folder of a run."""
+    """The folder of a run.
+
+    Attributes:
+        folder: Where it is.
+        damaged: What was found damaged in it, and why; nothing of that counts as done.
+    """
 
     folder: Path
+    damaged: list[str] = field(default_factory=list, compare=False)
+    _checked: dict[Path, tuple[tuple[int, ...], str | None]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def _manifest(self) -> Path:
@@ -78,13 +88,20 @@ class Store:
             facts = {"images": count, "items_sha256": digest.hexdigest(), "piece": size}
             manifest = begin(self._manifest, settings | facts | versions(_PACKAGES))
             # Only now: who is refused leaves none, and who is killed here leaves it to the next.
-            if not self._list(manifest).exists():
-                fresh.replace(self._list(manifest))
+            path = self._list(manifest)
+            if not path.is_file() or _sha256(path) != manifest["items_sha256"]:
+                if path.exists():
+                    note(self.damaged, path, "the list of items is cut off or altered")
+                name_whole(fresh, path)
         sweep(self.folder / name for name in ("", "rows", "maps"))
         return manifest
 
     def manifest(self) -> dict[str, Any]:
         """What the run is of."""
+        return self._facts
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
         if not self._manifest.is_file():
             raise InputError(
                 f"{self.folder}: there is no run of `hilrp run` in it. Give the folder that was its --out."
@@ -92,25 +109,34 @@ class Store:
         return read_settings(self._manifest)
 
     def pieces(self) -> list[Piece]:
-        """All pieces, in order."""
+        """All pieces, in order; an error if the list of items isn't the one that the run began with."""
         manifest = self.manifest()
-        size = manifest["piece"]
+        size, path = manifest["piece"], self._list(manifest)
         pieces: list[Piece] = []
-        offset = start = count = 0
-        with self._list(manifest).open("rb") as file:
-            for line in file:
-                count += 1
-                offset += len(line)
-                if count == size:
-                    pieces.append(Piece(len(pieces), start, count, len(pieces) * size))
-                    start, count = offset, 0
-        return [*pieces, Piece(len(pieces), start, count, len(pieces) * size)] if count else pieces
+        offset, whole = 0, hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while lines := list(islice(file, size)):
+                    content = b"".join(lines)
+                    whole.update(content)
+                    number, own = len(pieces), hashlib.sha256(content).hexdigest()
+                    pieces.append(Piece(number, offset, len(lines), number * size, own))
+                    offset += len(content)
+        except OSError as error:
+            raise _no_list(path, f"the list of items can't be read ({error.strerror})") from error
+        if whole.hexdigest() != manifest["items_sha256"]:
+            raise _no_list(path, "the list of items is cut off or altered")
+        return pieces
 
     def items(self, piece: Piece) -> list[Item]:
         """The items of a piece."""
-        with self._list(self.manifest()).open("rb") as file:
+        path = self._list(self.manifest())
+        with path.open("rb") as file:
             file.seek(piece.offset)
-            return [json.loads(line) for line in islice(file, piece.count)]
+            lines = list(islice(file, piece.count))
+        if hashlib.sha256(b"".join(lines)).hexdigest() != piece.sha256:
+            raise _no_list(path, "the list of items was cut off or altered meanwhile")
+        return [json.loads(line) for line in lines]
 
     def rows(self, piece: Piece) -> Path:
         """The file with a piece's rows."""
@@ -120,14 +146,39 @@ class Store:
         """The file with a piece's maps, where they are not in the rows."""
         return self.folder / "maps" / f"{piece.name}.parquet"
 
+    def identity(self, piece: Piece) -> str:
+        """What the files of a piece say that they are of: this run, and these images."""
+        facts = json.dumps(self.manifest(), sort_keys=True).encode()
+        return f"{hashlib.sha256(facts).hexdigest()[:16]} {piece.name}"
+
     def done(self, piece: Piece) -> bool:
-        """Whether all of a piece is there: its rows are written last. A file that was cut short since doesn't count."""
-        try:
-            with self.rows(piece).open("rb") as file:
-                file.seek(-4, os.SEEK_END)
-                return file.read() == b"PAR1"
-        except OSError:
+        """Whether all of a piece is there, and whole; what is damaged is noted. Its rows are written last."""
+        rows, maps, facts = self.rows(piece), self.maps(piece), self.manifest()
+        if not rows.is_file():
             return False
+        count = piece.count * len(facts["models"]) * len(facts["methods"])
+        if self._damage(piece, rows, schema(facts["maps"] == "column"), count) is not None:
+            return False
+        if facts["maps"] != "files":
+            return True
+        count = sum(error is None for error in self._errors(piece))
+        return self._damage(piece, maps, map_schema(), count) is None
+
+    def _damage(self, piece: Piece, path: Path, columns: Any, count: int) -> str | None:
+        """Why a file can't be used; looked at again only if it has changed."""
+        about = path.stat() if path.is_file() else None
+        key = (about.st_mtime_ns, about.st_size, about.st_ino) if about is not None else ()
+        if path not in self._checked or self._checked[path][0] != key:
+            why = "it is missing" if about is None else damage(path, columns, self.identity(piece), count)
+            self._checked[path] = key, why
+            if why is not None:
+                note(self.damaged, path, why)
+        return self._checked[path][1]
+
+    def _errors(self, piece: Piece) -> list[str | None]:
+        table = arrow("pyarrow.parquet").read_table(self.rows(piece), columns=["error"])
+        found: list[str | None] = table.column(0).to_pylist()
+        return found
 
     def failures(self, pieces: Sequence[Piece]) -> dict[Piece, list[str]]:
         """What went wrong with each image of pieces that have rows with an error."""
@@ -156,6 +207,15 @@ class Store:
         """Forgets attempts: they came to an end, or were those of an earlier run."""
         for piece in pieces:
             (self.folder / "attempts" / piece.name).unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _no_list(path: Path, why: str) -> InputError:
+    return InputError(f"{path}: {why}. Run the same `hilrp run` again: it writes the list again, and keeps the rows.")
 
 
 def share_of(pieces: Sequence[Piece], shard: tuple[int, int]) -> Iterator[Piece]:

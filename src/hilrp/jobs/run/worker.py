@@ -195,8 +195,9 @@ class Worker:
         failed = len({row["number"] for row in made if row.get("error")})
         if self.job.maps == "files":
             maps = [row for row in made if "map" in row]
-            rows.write(self.store.maps(piece), maps, rows.map_schema())
-        rows.write(self.store.rows(piece), made, rows.schema(self.job.maps == "column"))
+            rows.write(self.store.maps(piece), maps, rows.map_schema(), self.store.identity(piece))
+        columns = rows.schema(self.job.maps == "column")
+        rows.write(self.store.rows(piece), made, columns, self.store.identity(piece))
         self.store.settle([piece])
         return Done(piece.number, piece.count, failed)
 
