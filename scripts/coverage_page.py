@@ -50,5 +50,5 @@ if __name__ == "__main__":
         requested = json.loads(path.with_suffix(".requested.json").read_text())
         # Runs from before the source was kept have none.
         settings = Settings(**{"source": ""} | read_settings(path.with_suffix(".settings.json")))
-        runs.append((settings, with_missing(read_rows(path), requested)))
+        runs.append((settings, with_missing(read_rows(path, lenient=True), requested)))
     (DOCS / "coverage.md").write_text(markdown_page(runs, REMARK))

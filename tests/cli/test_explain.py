@@ -273,7 +273,7 @@ def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):
             raise OSError("no space left")
         write_whole(path, write)
 
-    monkeypatch.setattr("hilrp.attribution.explanation.write_whole", full)
+    monkeypatch.setattr("hilrp.jobs.explain_files.write_whole", full)
     result = invoke("explain", picture, "--model", "zoo/resnet", "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert "no space left" in result.output

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hilrp.cli.audit import check_device
-from hilrp.cli.base import app, console, errors, fail, make_folder
+from hilrp.cli.base import app, console, errors, fail, make_folder, say_damaged
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError, UnavailableError
 
@@ -100,6 +100,7 @@ def bench(
         make_folder(folder)
         grid = Grid(chosen, folder, device)
         cells = _run(grid)
+        say_damaged(grid.damaged)
         _write(grid, cells, f"Attribution methods: {suite}")
     except (HilrpError, OSError) as error:
         raise fail(error) from None

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hilrp.cli.audit import Precision, check_device, precision
-from hilrp.cli.base import app, console, errors, fail, print_json
+from hilrp.cli.base import app, console, errors, fail, print_json, say_damaged
 from hilrp.models.resolve import LIBRARIES, installed
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
@@ -73,11 +73,12 @@ def coverage(
         store = Store(output, Settings(dtype, device, batch, rules, size, seed), fresh)
     except (HilrpError, OSError) as error:
         raise fail(error) from None
+    earlier = store.rows()
+    say_damaged(store.damaged)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=json) as progress:
         task = progress.add_task("auditing", total=len(names))
         passed = Counter[bool]()
-        earlier = store.rows()
 
         def show(row: dict[str, Any]) -> None:
             sound = row["status"] == "pass"

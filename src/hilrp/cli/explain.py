@@ -15,7 +15,7 @@ import hilrp
 from hilrp.attribution.references import DEFAULT, NAMED, Given, Reference, named
 from hilrp.attribution.verdicts import Verdict
 from hilrp.cli.audit import check_device
-from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
+from hilrp.cli.base import app, console, errors, fail, make_folder, print_json, say_damaged
 from hilrp.jobs.explain_files import Gallery, Outcome, checksum
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.images import Source, find, read
@@ -156,6 +156,7 @@ def _run(gallery: Gallery, sources: list[Source]) -> tuple[list[Outcome], bool]:
             for outcome in gallery.run(sources):
                 outcomes.append(outcome)
                 progress.advance(task)
+                say_damaged(outcome.damaged)
                 if outcome.error is not None:
                     path, why = escape(str(outcome.source.path)), escape(outcome.error)
                     progress.console.print(f"[red]{path}[/]: {why}", highlight=False, soft_wrap=True)

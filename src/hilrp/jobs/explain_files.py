@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,16 @@ from torch import Tensor
 import hilrp
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.explanation import Explanation
-from hilrp.jobs.store import read_result
+from hilrp.jobs.store import note, read_result, write_result
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.images import Source, read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.weights import fingerprint
 from hilrp.targets import Contrast, logits_of
 from hilrp.targets.classes import no_classifier
-from hilrp.util.atomic_files import sweep
+from hilrp.util.atomic_files import sweep, write_whole
 from hilrp.util.errors import HilrpError, InputError
+from hilrp.util.folders import printable
 from hilrp.util.memory import free
 from hilrp.util.nested import jsonable
 
@@ -39,18 +40,20 @@ class Outcome:
         facts: What was written as json, if all went well.
         error: What went wrong otherwise.
         reused: Whether an earlier run had done it.
+        damaged: What of an earlier run's results was damaged, so that they were made again.
     """
 
     source: Source
     facts: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     reused: bool = False
+    damaged: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """The name of the results, and that of the file where it is another."""
         name, path = self.source.name, self.source.path
-        return name if path.with_suffix("").as_posix().endswith(name) else f"{name} ({path.name})"
+        return printable(name if path.with_suffix("").as_posix().endswith(name) else f"{name} ({path.name})")
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class Gallery:
         for source in sources:
             try:
                 own = settings | {"source": str(source.path), "sha256": checksum(source.path)}
-                earlier = None if self.fresh else self._earlier(source, own)
+                damaged: list[str] = []
+                earlier = None if self.fresh else self._earlier(source, own, damaged)
                 if earlier is not None:
                     yield Outcome(source, earlier, reused=True)
                     continue
@@ -97,7 +101,8 @@ class Gallery:
                 continue
             seen = tuple(x.shape[:0:-1])
             notes = notes + self.loaded.notes(size, seen)
-            waiting.append(_Read(source, x, {"settings": own, "size": size, "seen": seen, "image_notes": notes}))
+            facts = {"settings": own, "size": size, "seen": seen, "image_notes": notes}
+            waiting.append(_Read(source, x, facts, tuple(damaged)))
             if len(waiting) * self.parsed.count >= self.batch:
                 yield from self._explain(waiting)
                 waiting = []
@@ -122,16 +127,25 @@ class Gallery:
             "reference": self.reference,
             "classes": None
             if self.loaded.classes is None
-            else hashlib.sha256("\n".join(self.loaded.classes).encode()).hexdigest(),
+            else sha256("\n".join(self.loaded.classes).encode()).hexdigest(),
             "all_stages": self.all_stages,
         }
 
-    def _earlier(self, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
-        """The facts of an earlier run, if it had the same settings; they are written last, so the rest is there too."""
-        facts = read_result(self.folder / f"{source.name}.json")
-        same = isinstance(facts, dict) and facts.get("settings") == jsonable(settings)
-        rest = [self.folder / f"{source.name}.{kind}" for kind in ("npz", "png")]
-        return facts if same and all(file.is_file() for file in rest) else None
+    def _earlier(self, source: Source, settings: dict[str, Any], damaged: list[str]) -> dict[str, Any] | None:
+        """The facts of an earlier run, if it had the same settings and all that it wrote is whole."""
+        facts = read_result(self._file(source, "json"), damaged)
+        if facts is None or facts.get("settings") != jsonable(settings):
+            return None
+        for kind, known in facts["sha256"].items():
+            file = self._file(source, kind)
+            if not file.is_file():
+                return None
+            if checksum(file) != known:
+                note(damaged, file, "it is cut off or altered")
+        return None if damaged else facts
+
+    def _file(self, source: Source, kind: str) -> Path:
+        return self.folder / f"{source.name}.{kind}"
 
     def _explain(self, items: list[_Read]) -> Iterator[Outcome]:
         """Explains several at once; if that fails, in halves, so that only those fail that can't be explained."""
@@ -155,8 +169,9 @@ class Gallery:
         count = self.parsed.count
         for i, item in enumerate(items):
             try:
-                yield Outcome(item.source, self._save(item, found[i * count : (i + 1) * count]))
-            except (HilrpError, OSError) as error:
+                facts = self._save(item, found[i * count : (i + 1) * count])
+                yield Outcome(item.source, facts, damaged=item.damaged)
+            except Exception as error:  # one that can't be drawn or written doesn't keep the others
                 yield Outcome(item.source, error=_said(error))
 
     def _found(self, x: Tensor) -> Explanation:
@@ -199,9 +214,17 @@ class Gallery:
         }
         pictures = self.loaded.preprocess.picture(found.input)
         outlines = self.parsed.outlines((height, width), found.output, len(found))
-        base = self.folder / item.source.name
-        found.save(base, self.loaded.classes, pictures, self.all_stages, facts, titles, outlines)
-        return facts | found.facts()
+        # Made before anything is written, so that an image has all of its files or none.
+        made = {
+            kind: found.encode(kind, self.loaded.classes, pictures, self.all_stages, None, titles, outlines)
+            for kind in ("npz", "png")
+        }
+        facts |= found.facts() | {"sha256": {kind: sha256(content).hexdigest() for kind, content in made.items()}}
+        for kind, content in made.items():
+            write_whole(self._file(item.source, kind), content)
+        # Last of all: where it is, the others are.
+        write_result(self._file(item.source, "json"), facts)
+        return facts
 
     def _strongest(self, found: Explanation) -> list[dict[str, Any]]:
         logits = logits_of(found.output)[0].detach().float()
@@ -219,6 +242,7 @@ class _Read:
     source: Source
     x: Tensor
     facts: dict[str, Any]
+    damaged: tuple[str, ...]
 
 
 def _said(error: Exception) -> str:
@@ -229,4 +253,4 @@ def _said(error: Exception) -> str:
 def checksum(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(file, "sha256").hexdigest()

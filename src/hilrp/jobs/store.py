@@ -129,8 +129,8 @@ def read_result(path: Path, damaged: list[str] | None = None) -> dict[str, Any] 
 
 
 def note(damaged: list[str] | None, path: Path, why: str) -> None:
-    """Notes that a file is damaged."""
-    if damaged is not None:
+    """Notes that a file is damaged, once."""
+    if damaged is not None and f"{path}: {why}" not in damaged:
         damaged.append(f"{path}: {why}")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hilrp.util.errors import InputError
+from hilrp.util.folders import Unreadable, not_a_file, walk
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -44,7 +45,9 @@ def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[l
         found: dict[Path, str] = {}
         for place in places:
             if place.is_dir():
-                found |= {p: p.relative_to(place).with_suffix("").as_posix() for p in _inside(place, output)}
+                inside, unread = _inside(place, output)
+                found |= {p: p.relative_to(place).with_suffix("").as_posix() for p in inside}
+                problems |= unread
             elif place.is_file():
                 found[place] = place.stem
         for each, name in found.items():
@@ -56,17 +59,21 @@ def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[l
     return _sources(named), problems
 
 
-def _inside(folder: Path, output: Path | None) -> list[Path]:
-    """The images in a folder and in the folders in it, but for hidden ones and those in the folder of the results."""
+def _inside(folder: Path, output: Path | None) -> tuple[list[Path], dict[str, str]]:
+    """The images in a folder and in the folders in it, but for hidden ones and those in the folder of the results.
+
+    And why some of what is in it can't be read.
+    """
     # Where the results go into the folder itself, what is an image and what a result can't be told: see `Gallery.run`.
-    results = None if output is None or output.resolve() == folder.resolve() else output.resolve()
-
-    def wanted(path: Path) -> bool:
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        result = results is not None and path.resolve().is_relative_to(results)
-        return path.suffix.lower() in ENDINGS and path.is_file() and not hidden and not result
-
-    return sorted(p for p in folder.rglob("*") if wanted(p))
+    results = None if output is None or output.resolve() == folder.resolve() else output
+    images, problems = [], {}
+    for each in walk(folder, ENDINGS, results):
+        why = each.why if isinstance(each, Unreadable) else not_a_file(each)
+        if isinstance(each, Path) and why is None:
+            images.append(each)
+        else:
+            problems[str(each.path if isinstance(each, Unreadable) else each)] = str(why)
+    return sorted(images), problems
 
 
 def _sources(named: dict[Path, str]) -> list[Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -59,9 +60,13 @@ def _card(folder: Path, outcome: Outcome) -> str:
     from PIL import Image
 
     facts, name = outcome.facts, outcome.source.name
-    with Image.open(folder / f"{name}.png") as figure:
-        small = figure.convert("RGB")
+    try:
+        with Image.open(folder / f"{name}.png", formats=("PNG",)) as figure:
+            small = figure.convert("RGB")
         small = small.resize((round(_SCALE * small.width), round(_SCALE * small.height)), Image.Resampling.LANCZOS)
+        drawn = image(small, f"{name}: input, relevance on it, signed map, stages, books", quality=85)
+    except (OSError, SyntaxError, ValueError) as error:  # somebody else may have had it since: the other cards stay
+        drawn = f"<p>Its figure can't be read ({escape(str(error))}). Run it again.</p>"
     heads = "".join(_head(facts, i) for i in range(len(facts["score"])))
     sizes = [f"{width} x {height}" for width, height in (facts["size"], facts["seen"])]
     saw = f"{sizes[0]} pixels" + (
@@ -69,11 +74,11 @@ def _card(folder: Path, outcome: Outcome) -> str:
     )
     said = [*facts["image_notes"], *(f"not checked: {reason}" for reason in facts.get("unchecked", ()))]
     notes = "".join(f'<p class="soft">Note: {escape(note)}.</p>' for note in said)
-    files = ", ".join(f'<a href="./{quote(name)}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
+    files = ", ".join(f'<a href="./{quote(os.fsencode(name))}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
     return (
         f'<div class="card"><div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span><span '
         f'class="soft">{files}</span></div>{heads}{notes}'
-        f"{image(small, f'{name}: input, relevance on it, signed map, stages, books', quality=85)}</div>"
+        f"{drawn}</div>"
     )
 
 

@@ -234,7 +234,7 @@ def test_a_model_that_only_runs_in_float32_is_marked(monkeypatch):
 def test_the_committed_results():
     """All of timm's modules pass, at least 99 % of its models do, and every even split has been looked at."""
     folder = DOCS / "coverage"
-    rows = {path.stem: {row["name"]: row for row in read_rows(path)} for path in folder.glob("*.jsonl")}
+    rows = {path.stem: {row["name"]: row for row in read_rows(path, lenient=True)} for path in folder.glob("*.jsonl")}
     kinds = {name: row for name, row in rows["kinds-cpu-float32"].items() if name.startswith("timm/")}
     assert len(kinds) >= 97
     assert all(row["status"] == "pass" for row in kinds.values())

@@ -60,6 +60,7 @@ class Context:
         inputs: The inputs.
         effort: What is spent.
         folder: Where what is computed once is kept.
+        damaged: What was found damaged there.
         randomised: Copies with shuffled parameters, by what is shuffled; made once for all methods.
     """
 
@@ -67,6 +68,7 @@ class Context:
     inputs: Inputs
     effort: Effort
     folder: Path
+    damaged: list[str] = field(default_factory=list)
     randomised: dict[str, nn.Module] = field(default_factory=dict)
     _segments: dict[int, Tensor] = field(default_factory=dict)
 
@@ -125,23 +127,23 @@ class Context:
         def make() -> Arrays:
             return {"drops": subset_drops(self.loaded.model, x, labels, baseline, subsets).cpu().numpy()}
 
-        kept = computed_once(self.folder / f"subsets-{subsets.cell}.npz", make)
+        kept = computed_once(self.folder / f"subsets-{subsets.cell}.npz", make, ["drops"], self.damaged)
         return torch.from_numpy(kept["drops"]).to(x.device)
 
     def shapley(self) -> list[Tensor]:
         """Shapley values of the segments of the first images."""
-        x, labels = self.inputs.x, self.inputs.labels
+        x, labels, model = self.inputs.x, self.inputs.labels, self.loaded.model
+        count = min(self.effort.shapley_images, len(x))
 
         def make() -> Arrays:
-            count, model = min(self.effort.shapley_images, len(x)), self.loaded.model
             found = [
                 shapley_values(model, x[i], labels[i], self.segments(i), self.baseline[i], self.effort.permutations, i)
                 for i in range(count)
             ]
             return {str(i): values.cpu().numpy() for i, values in enumerate(found)}
 
-        kept = computed_once(self.folder / "shapley.npz", make)
-        return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(len(kept))]
+        kept = computed_once(self.folder / "shapley.npz", make, map(str, range(count)), self.damaged)
+        return [torch.from_numpy(kept[str(i)]).to(x.device) for i in range(count)]
 
     def effects(self) -> dict[int, Tensor]:
         """What the score of the explained class loses without each object, by the number of the sample.
@@ -150,16 +152,20 @@ class Context:
         """
         from PIL import Image
 
+        several = {
+            i: sample.scene
+            for i, sample in enumerate(self.inputs.samples)
+            if sample.scene is not None and len(sample.scene.things) > 1
+        }
+
         def make() -> Arrays:
             found = {}
-            for i, sample in enumerate(self.inputs.samples):
-                if sample.scene is None or len(sample.scene.things) < 2:
-                    continue
-                without = [Image.fromarray(sample.scene.without(thing.label)) for thing in sample.scene.things]
+            for i, scene in several.items():
+                without = [Image.fromarray(scene.without(thing.label)) for thing in scene.things]
                 labels = self.inputs.labels[i].expand(len(without))
                 lost = self.score[i] - scores(self.loaded.model, self.loaded.batch(without), labels)
                 found[str(i)] = lost.cpu().numpy()
             return found
 
-        kept = computed_once(self.folder / "effects.npz", make)
-        return {int(i): torch.from_numpy(values).to(self.inputs.x.device) for i, values in kept.items()}
+        kept = computed_once(self.folder / "effects.npz", make, map(str, several), self.damaged)
+        return {i: torch.from_numpy(kept[str(i)]).to(self.inputs.x.device) for i in several}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +23,7 @@ from hilrp.models.libraries.loaded import Loaded
 from hilrp.scenes import CLASSES, Mask, Scene, Scenes
 from hilrp.targets import logits_of
 from hilrp.util.errors import InputError
+from hilrp.util.folders import not_a_file, printable
 
 #: The scenes of the benchmark: neither the zoo's nor the demonstration's.
 SCENES = 500_000
@@ -37,6 +39,8 @@ class Sample:
         open: Reads the picture.
         place: Reads where the object is, ``[H,W]`` in the picture.
         scene: The scene, where it is one.
+        files: The files that picture and place are read from.
+        boxes: Where the object is, where no file says it.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Sample:
     open: Callable[[], Image.Image]
     place: Callable[[], Mask]
     scene: Scene | None = None
+    files: tuple[Path, ...] = ()
+    boxes: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +102,25 @@ def inputs_for(loaded: Loaded, samples: list[Sample], batch: int = 32) -> Inputs
     return Inputs(chosen, x, places, torch.tensor(labels, device=device), predicted.to(device), things)
 
 
+def contents(samples: list[Sample]) -> dict[str, str]:
+    """The checksum of each sample's picture, place and class, by name; scenes have none, since their seed says all.
+
+    Figures of pictures that were replaced since must not stand beside those of others.
+    """
+    return {f"{i}: {printable(s.name)}": _content(s) for i, s in enumerate(samples) if s.scene is None}
+
+
+def _content(sample: Sample) -> str:
+    digest = sha256(json.dumps([sample.label, sample.boxes]).encode())
+    for path in sample.files:
+        why = not_a_file(path)
+        if why is not None:
+            raise InputError(f"{path}: {why}")
+        with path.open("rb") as file:
+            digest.update(file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
 def find(spec: str, count: int | None = None) -> list[Sample]:
     """Samples of ``scenes`` (or ``scenes:SEED``), or of a folder.
 
@@ -146,13 +171,23 @@ def _scenes(seed: int, count: int) -> list[Sample]:
     return samples
 
 
+def _picture(path: Path) -> Callable[[], Image.Image]:
+    return lambda: read(path)[0]
+
+
 def _index(folder: Path) -> list[Sample]:
-    entries: list[dict[str, Any]] = json.loads((folder / "index.json").read_text())
+    try:
+        entries: list[dict[str, Any]] = json.loads((folder / "index.json").read_bytes())
+        known = [(str(entry["file"]), int(entry["label"])) for entry in entries]
+    except (ValueError, TypeError, KeyError) as error:
+        said = f"not a list of entries with file and label ({type(error).__name__}: {error})."
+        raise InputError(f"{folder / 'index.json'}: {said}") from error
     samples = []
-    for entry in entries:
+    for entry, (name, label) in zip(entries, known, strict=True):
         if not {"mask", "boxes"} & set(entry):
             raise InputError(f"{folder / 'index.json'}: {entry.get('file')} has neither mask nor boxes.")
-        path = folder / entry["file"]
+        path = folder / name
+        files = (path, folder / entry["mask"]) if "mask" in entry else (path,)
 
         def place(entry: dict[str, Any] = entry, path: Path = path) -> Mask:
             if "mask" in entry:
@@ -161,7 +196,7 @@ def _index(folder: Path) -> list[Sample]:
                     return np.asarray(mask.convert("L")) > 200
             return box_mask(read(path)[0].size, entry["boxes"])
 
-        samples.append(Sample(entry["file"], int(entry["label"]), lambda path=path: read(path)[0], place))  # type: ignore[misc]
+        samples.append(Sample(name, label, _picture(path), place, files=files, boxes=entry.get("boxes")))
     return samples
 
 
@@ -184,7 +219,7 @@ def _voc(folder: Path) -> list[Sample]:
     if found is None:
         raise InputError(f"{folder}: ImageSets/Main holds none of {', '.join(p.name for p in lists)}.")
     samples = []
-    for name in found.read_text().split():
+    for name in found.read_text(errors="surrogateescape").split():
         path = folder / "JPEGImages" / f"{name}.jpg"
 
         def place(name: str = name, path: Path = path) -> Mask:
@@ -195,7 +230,8 @@ def _voc(folder: Path) -> list[Sample]:
             boxes = [[x0 - 1, y0 - 1, x1, y1] for x0, y0, x1, y1 in corners]
             return box_mask(read(path)[0].size, boxes)
 
-        samples.append(Sample(name, None, lambda path=path: read(path)[0], place))  # type: ignore[misc]
+        files = (path, folder / "Annotations" / f"{name}.xml")
+        samples.append(Sample(name, None, _picture(path), place, files=files))
     return samples
 
 
@@ -219,5 +255,5 @@ def _imagenet_s(folder: Path) -> list[Sample]:
                 return channels[..., 0] + 256 * channels[..., 1] == number
 
             label = known[place_folder.name]
-            samples.append(Sample(path.name, label, lambda path=path: read(path)[0], place))  # type: ignore[misc]
+            samples.append(Sample(path.name, label, _picture(path), place, files=(path, mask)))
     return samples

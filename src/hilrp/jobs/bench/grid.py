@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from hilrp.jobs.bench import methods
 from hilrp.jobs.bench.context import Context
-from hilrp.jobs.bench.data import find, inputs_for
+from hilrp.jobs.bench.data import contents, find, inputs_for
 from hilrp.jobs.bench.manifest import manifest
 from hilrp.jobs.bench.measures import MEASURES
 from hilrp.jobs.bench.methods import Method, Undefined
 from hilrp.jobs.bench.suites import Suite
-from hilrp.jobs.store import Arrays, begin, computed_once, read_arrays, read_result
+from hilrp.jobs.store import Arrays, begin, computed_once, read_arrays, read_result, write_result
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import load, split_name
 from hilrp.models.weights import fingerprint
@@ -30,6 +30,8 @@ from hilrp.util.nested import jsonable
 
 #: How many images' maps the report shows.
 SHOWN = 2
+#: What is kept of them.
+_SHOWN_ARRAYS = ("pictures", "names")
 
 
 class Logits(nn.Module):
@@ -72,12 +74,22 @@ class Grid:
             refused.
         device: Where the models are put. All that is drawn by chance is the same everywhere; only times are of one
             device.
+
+    Attributes:
+        damaged: What was found damaged in the folder, and is made again.
     """
 
     def __init__(self, suite: Suite, folder: Path, device: str = "cpu") -> None:
         self.suite, self.folder, self.device = suite, folder, device
-        # Cells of one folder must be comparable: the same data, effort and code.
-        settings = {"data": suite.data, "effort": asdict(suite.effort), "code": sources.fingerprint(__name__)}
+        self.damaged: list[str] = []
+        self.samples = find(suite.data, suite.effort.images)
+        # Cells of one folder must be comparable: the same pictures, effort and code.
+        settings = {
+            "data": suite.data,
+            "pictures": contents(self.samples),
+            "effort": asdict(suite.effort),
+            "code": sources.fingerprint(__name__),
+        }
         begin(folder / "settings.json", settings, "settings or another version of hilrp")
 
     @property
@@ -98,11 +110,11 @@ class Grid:
             loaded = self.load(name)
             begin(self._place(name) / "weights.json", {"sha256": fingerprint(loaded.model)}, "weights")
             stored = [cell for cell in (self._read(name, *each) for each in wanted) if cell is not None]
-            if len(stored) == len(wanted):
+            if len(stored) == len(wanted) and self._drawable(name, stored):
                 yield from stored
                 return
-            inputs = inputs_for(loaded, find(self.suite.data, self.suite.effort.images))
-            context = Context(loaded, inputs, self.suite.effort, self._place(name) / "shared")
+            inputs = inputs_for(loaded, self.samples)
+            context = Context(loaded, inputs, self.suite.effort, self._place(name) / "shared", self.damaged)
             self._show(name, context)
         except Exception as error:  # the other models are run all the same
             yield from (Cell(name, *cell, {}, error=f"{type(error).__name__}: {error}") for cell in wanted)
@@ -113,7 +125,8 @@ class Grid:
     def _method(self, name: str, context: Context, method: Method) -> Iterator[Cell]:
         stored = {measure: self._read(name, method.name, measure) for measure in self.suite.measures}
         maps, undefined, failed = None, None, None
-        if None in stored.values():
+        known = [cell for cell in stored.values() if cell is not None]
+        if len(known) < len(stored) or not self._drawable(name, known):
             try:
                 maps = self._maps(name, context, method)
             except Undefined as reason:
@@ -134,17 +147,24 @@ class Grid:
                 self._write(cell)
             yield cell
 
+    def _drawable(self, name: str, cells: list[Cell]) -> bool:
+        """Whether all that the page shows beside stored cells is there: they may be whole, and the maps not."""
+        methods = dict.fromkeys(cell.method for cell in cells if cell.undefined is None)
+        return bool(self.shown(name)[0]) and all(self.maps(name, method) is not None for method in methods)
+
     def _show(self, name: str, context: Context) -> None:
         """Keeps what the model sees of the first images, to draw maps on."""
         x = context.inputs.x[:SHOWN]
         seen = context.loaded.preprocess.picture(x)
         pictures = (255 * (x.float() if seen is None else seen).clamp(0, 1)).byte().permute(0, 2, 3, 1).cpu().numpy()
         names = np.array([sample.name for sample in context.inputs.samples[:SHOWN]])
-        computed_once(context.folder / "shown.npz", lambda: {"pictures": pictures, "names": names})
+        computed_once(
+            context.folder / "shown.npz", lambda: {"pictures": pictures, "names": names}, _SHOWN_ARRAYS, self.damaged
+        )
 
     def shown(self, model: str) -> tuple[list[str], np.ndarray]:
         """The names of the first images, and what a model sees of them, ``[images,H,W,3]``."""
-        stored = read_arrays(self._place(model) / "shared" / "shown.npz")
+        stored = read_arrays(self._place(model) / "shared" / "shown.npz", _SHOWN_ARRAYS)
         if stored is None:
             return [], np.zeros((0, 1, 1, 3), np.uint8)
         return [str(name) for name in stored["names"]], stored["pictures"]
@@ -158,7 +178,7 @@ class Grid:
 
     def maps(self, model: str, method: str) -> np.ndarray | None:
         """The maps behind a cell's figures, ``[images,H,W]``."""
-        stored = read_arrays(self._place(model, method) / "maps.npz")
+        stored = read_arrays(self._place(model, method) / "maps.npz", ["maps"])
         return None if stored is None else stored["maps"]
 
     def _maps(self, model: str, context: Context, method: Method) -> Tensor:
@@ -168,7 +188,7 @@ class Grid:
                 raise ValueError("the maps hold values that aren't finite")
             return {"maps": found.float().cpu().numpy()}
 
-        maps = computed_once(self._place(model, method.name) / "maps.npz", compute)["maps"]
+        maps = computed_once(self._place(model, method.name) / "maps.npz", compute, ["maps"], self.damaged)["maps"]
         return torch.from_numpy(maps).to(context.inputs.x.device)
 
     @staticmethod
@@ -186,9 +206,9 @@ class Grid:
         return self._place(model, method) / f"{name}.json"
 
     def _read(self, model: str, method: str, measure: str) -> Cell | None:
-        facts = read_result(self._path(model, method, measure))
+        facts = read_result(self._path(model, method, measure), self.damaged)
         return None if facts is None else Cell(model, method, measure, facts["figures"], facts["undefined"])
 
     def _write(self, cell: Cell) -> None:
         facts = jsonable({"figures": cell.figures, "undefined": cell.undefined})
-        write_whole(self._path(cell.model, cell.method, cell.measure), json.dumps(facts))
+        write_result(self._path(cell.model, cell.method, cell.measure), facts)

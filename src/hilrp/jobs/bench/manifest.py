@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hilrp
-from hilrp.jobs.bench.data import SCENES
+from hilrp.jobs.bench.data import SCENES, contents
 from hilrp.jobs.store import versions
 from hilrp.models.weights import fingerprint
 
@@ -44,6 +46,7 @@ def manifest(grid: Grid) -> dict[str, Any]:
         **versions(_PACKAGES),
         "device": torch.cuda.get_device_name() if grid.device.startswith("cuda") else platform.machine(),
         "data": suite.data,
+        "pictures_sha256": sha256(json.dumps(contents(grid.samples)).encode()).hexdigest(),
         "scenes_seed": SCENES if suite.data == "scenes" else None,
         "effort": asdict(suite.effort),
         "methods": list(suite.methods),

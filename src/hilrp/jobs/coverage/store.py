@@ -12,7 +12,7 @@ import torch
 
 import hilrp
 from hilrp.jobs import store
-from hilrp.jobs.store import append_row, begin, read_result, read_rows
+from hilrp.jobs.store import append_row, begin, note, read_rows, sealed
 from hilrp.util import sources
 from hilrp.util.atomic_files import sweep, write_whole
 
@@ -53,10 +53,14 @@ class Store:
         folder: Where ``settings.json`` and ``results.jsonl`` are, or will be.
         settings: Those of this run; they must be those of the folder.
         fresh: Discard what is there.
+
+    Attributes:
+        damaged: What was found damaged in the folder, and is made again.
     """
 
     def __init__(self, folder: Path, settings: Settings, fresh: bool = False) -> None:
         self.folder, self.settings = folder, settings
+        self.damaged: list[str] = []
         self._requested, self._rows = folder / "requested.json", folder / "results.jsonl"
         if fresh:
             for file in (self._rows, folder / "settings.json", self._requested):
@@ -64,11 +68,29 @@ class Store:
         remedy = "Choose another folder (--output), or discard what is in this one with --fresh."
         begin(folder / "settings.json", asdict(settings), remedy=remedy)
         sweep([folder])
+        self._mend()
+
+    def _mend(self) -> None:
+        """Leaves out lines that are damaged, so that their models are run again, and says so once."""
+        whole = [sealed(row) for row in read_rows(self._rows, self.damaged)]
+        if self.damaged:
+            write_whole(self._rows, "".join(f"{json.dumps(row)}\n" for row in whole))
+        if self._requested.is_file() and self._asked() is None:
+            note(self.damaged, self._requested, "the list of models is cut off or altered")
+            self.request([])
 
     def request(self, names: list[str]) -> None:
         """Keeps which models were asked for, beside those of earlier runs, so that one that is missing is noticed."""
-        names = sorted({*(read_result(self._requested) or ()), *names})
+        names = sorted({*(self._asked() or ()), *self.rows(), *names})
         write_whole(self._requested, json.dumps(names, indent=1) + "\n")
+
+    def _asked(self) -> list[str] | None:
+        """The models that were asked for; ``None`` if the list isn't there or is damaged."""
+        try:
+            found = json.loads(self._requested.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, list) and all(isinstance(name, str) for name in found) else None
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """The results so far, by model; the last one counts."""

@@ -55,7 +55,9 @@ class _Actor:
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
         columns = zip(*(batch[name] for name in ("number", "offset", "count", "first", "sha256")), strict=True)
-        pieces = [Piece(*map(int, each), str(own)) for *each, own in columns]
+        pieces = [
+            Piece(int(n), int(offset), int(count), int(first), str(own)) for n, offset, count, first, own in columns
+        ]
         for piece in pieces:
             if self._worker.store.done(piece):  # by an actor that ended before it could tell
                 yield {"number": [piece.number], "images": [piece.count], "failed": [0]}

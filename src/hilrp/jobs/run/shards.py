@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,18 @@ _END = 2 * tarfile.BLOCKSIZE
 Members = dict[str, tarfile.TarInfo]
 
 
+@dataclass
+class _Read:
+    """What was read of a tar file: how many files, and what is wrong with it."""
+
+    files: int = 0
+    damage: list[str] = field(default_factory=list)
+
+
 def tars(paths: list[Path]) -> Iterator[Item]:
     """The images in tar files; those that are several in one, one after the other, are read whole."""
     for path, name in zip(paths, names_of(paths), strict=True):
-        seen, damage = 0, list[str]()
+        seen, read = 0, _Read()
         why = not_a_file(path)
         if why is not None:
             yield broken(path, name, why, len(paths) == 1)
@@ -51,46 +60,46 @@ def tars(paths: list[Path]) -> Iterator[Item]:
             with tarfile.open(path, "r:"):  # what doesn't begin as a tar file is not searched for one
                 pass
             with tarfile.open(path, "r:", ignore_zeros=True) as tar:
-                for key, sample in _samples(_members(tar, path.stat().st_size, damage)):
+                for key, sample in _samples(_members(tar, path.stat().st_size, read)):
                     for item in _item(path, mark, tar, (name, *key), sample):
                         seen += 1
                         yield item
-                count = len(tar.members)
         except (tarfile.TarError, OSError) as error:
             if isinstance(error, OSError) and error.errno in PASSING:
                 raise
             said = f"not a readable tar file ({error}). Is it complete, and not compressed?"
             yield broken(path, name, said, len(paths) == 1 and not seen)
             continue
-        if damage:
+        if read.damage:
             said = (
-                f"a damaged tar file: {'; '.join(damage)}. {count} files were read from it, and others may be missing. "
-                "Fetch or write it again."
+                f"a damaged tar file: {'; '.join(read.damage)}. {read.files} files were read from it, and others may "
+                "be missing. Fetch or write it again."
             )
             yield broken(path, name, said, len(paths) == 1 and not seen)
 
 
-def _members(tar: tarfile.TarFile, size: int, damage: list[str]) -> Iterator[tarfile.TarInfo]:
+def _members(tar: tarfile.TarFile, size: int, read: _Read) -> Iterator[tarfile.TarInfo]:
     """What is in a tar file, also after a place that is damaged; notes such places."""
     end = 0
     while True:
         try:
             member = tar.next()
         except Exception as error:  # headers that are damaged may raise anything
-            damage.append(f"it can't be read after byte {end} ({error})")
+            read.damage.append(f"it can't be read after byte {end} ({error})")
             return
         start = size if member is None else member.offset
         if start < end or (member is not None and member.size < 0):
-            damage.append(f"the file at byte {end} says an impossible size")
+            read.damage.append(f"the file at byte {end} says an impossible size")
             return
         why = _gap(tar, end, start)
         if why is not None:
-            damage.append(why)
+            read.damage.append(why)
         if member is None:
             if size - end < _END and why is None:
-                damage.append(f"it is cut off at byte {size}, since the mark at its end is missing")
+                read.damage.append(f"it is cut off at byte {size}, since the mark at its end is missing")
             return
         end = tar.offset
+        read.files += 1
         yield member
 
 
