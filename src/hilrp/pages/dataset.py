@@ -11,7 +11,7 @@ from PIL import Image
 
 from hilrp.attribution.plotting import blend, coloured
 from hilrp.attribution.verdicts import Verdict
-from hilrp.jobs.run.item import arrow
+from hilrp.jobs.run.item import parquet_file
 from hilrp.jobs.run.items import Reader
 from hilrp.jobs.run.results import Results
 from hilrp.jobs.run.rows import whole_map
@@ -215,7 +215,8 @@ class _Thumbnails:
             return each.grid
         if path not in self._maps:
             columns = ["number", "model", "method", "map_height", "map_width", "map_scale", "map"]
-            self._maps = {path: arrow("pyarrow.parquet").read_table(path, columns=columns).to_pylist()}
+            with parquet_file(path) as file:
+                self._maps = {path: file.read(columns=columns).to_pylist()}
         row = next(
             r
             for r in self._maps[path]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,11 @@ def arrow(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UnavailableError("pyarrow is not installed. Install it with: pip install 'hilrp[data]'") from error
+
+
+@contextmanager
+def parquet_file(path: Path, **options: Any) -> Iterator[Any]:
+    """A Parquet file, opened by Python: pyarrow takes no names that are not of letters."""
+    module = arrow("pyarrow.parquet")
+    with path.open("rb") as file, module.ParquetFile(file, **options) as opened:
+        yield opened

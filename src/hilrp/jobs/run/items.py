@@ -13,7 +13,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hilrp.jobs.run.item import BOXES, IMAGES, LABELS, Item, arrow, broken, first_of, image_file, label_of, names_of
+from hilrp.jobs.run.item import (
+    BOXES,
+    IMAGES,
+    LABELS,
+    Item,
+    broken,
+    first_of,
+    image_file,
+    label_of,
+    names_of,
+    parquet_file,
+)
 from hilrp.jobs.run.shards import parquets, tars
 from hilrp.models.images import ENDINGS
 from hilrp.util.errors import InputError, UnavailableError
@@ -203,8 +214,8 @@ class Reader:
     def _cell(self, at: Item) -> bytes:
         key, column = (at["parquet"], at["group"]), self._groups.get(at["column"])
         if column is None or column[0] != key:
-            file = arrow("pyarrow.parquet").ParquetFile(at["parquet"])
-            column = (key, file.read_row_group(at["group"], columns=[at["column"]]).column(0))
+            with parquet_file(Path(at["parquet"])) as file:
+                column = (key, file.read_row_group(at["group"], columns=[at["column"]]).column(0))
             self._groups[at["column"]] = column
         value = column[1][at["row"]].as_py()
         value = value.get("bytes") if isinstance(value, dict) else value

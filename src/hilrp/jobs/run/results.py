@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hilrp.jobs.run.item import Item, arrow
-from hilrp.jobs.run.rows import write_tables
+from hilrp.jobs.run.item import Item, parquet_file
+from hilrp.jobs.run.rows import schema, write_tables
 from hilrp.jobs.run.store import Piece, Store
 from hilrp.jobs.store import differing
 from hilrp.util.errors import InputError
@@ -64,11 +64,11 @@ class Results:
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """The rows, piece by piece, as tables of pyarrow."""
-        parquet = arrow("pyarrow.parquet")
         for piece in self.pieces:
             path = self.file(piece)
             if path is not None:
-                yield parquet.read_table(path, columns=None if columns is None else list(columns))
+                with parquet_file(path) as file:
+                    yield file.read(columns=None if columns is None else list(columns))
 
     def item(self, number: int) -> Item:
         """An item by its number."""
@@ -85,6 +85,13 @@ class Results:
                 f"({names}{', ...' if len(self.missing) > 3 else ''}).{damaged} Run `hilrp run` again with the same "
                 "settings first."
             )
-        parquet = arrow("pyarrow.parquet")
-        write_tables(output, self.tables(), parquet.read_schema(self.file(self.pieces[0])).remove_metadata())
-        return int(parquet.read_metadata(output).num_rows)
+        count = 0
+
+        def counted() -> Iterator[Any]:
+            nonlocal count
+            for table in self.tables():
+                count += table.num_rows
+                yield table
+
+        write_tables(output, counted(), schema(self.manifest["maps"] == "column"))
+        return count

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.metrics.localisation import energy, pointing
-from hilrp.jobs.run.item import arrow
+from hilrp.jobs.run.item import arrow, parquet_file
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.folders import printable
 
@@ -92,12 +92,12 @@ def write_tables(path: Path, tables: Iterable[Any], columns: Any) -> None:
 def damage(path: Path, columns: Any, identity: str, count: int) -> str | None:
     """Why a file of rows can't be used, or ``None``: all of it is read, and compared with its checksums."""
     try:
-        file = arrow("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
-        if (file.schema_arrow.metadata or {}).get(_IDENTITY) != identity.encode():
-            return "it is of another run, or of other images"
-        if not file.schema_arrow.equals(columns):
-            return "its columns are others"
-        found = sum(batch.num_rows for batch in file.iter_batches(batch_size=256))
+        with parquet_file(path, page_checksum_verification=True) as file:
+            if (file.schema_arrow.metadata or {}).get(_IDENTITY) != identity.encode():
+                return "it is of another run, or of other images"
+            if not file.schema_arrow.equals(columns):
+                return "its columns are others"
+            found = sum(batch.num_rows for batch in file.iter_batches(batch_size=256))
     except Exception as error:  # pyarrow has many
         return f"it is cut off or altered ({(str(error).splitlines() or [''])[0]})"
     return None if found == count else f"it has {found} rows instead of {count}"

@@ -23,6 +23,7 @@ from hilrp.jobs.run.item import (
     first_of,
     label_of,
     names_of,
+    parquet_file,
     stamp,
 )
 from hilrp.models.images import ENDINGS
@@ -178,9 +179,10 @@ def parquets(paths: list[Path]) -> Iterator[Item]:
             why = not_a_file(path)
             if why is not None:
                 raise InputError(why)
-            for item in _rows(path, name):
-                seen += 1
-                yield item
+            with parquet_file(path) as file:
+                for item in _rows(path, name, file):
+                    seen += 1
+                    yield item
         except InputError as error:
             yield broken(path, name, str(error), len(paths) == 1 and not seen)
         except Exception as error:  # pyarrow has many
@@ -190,8 +192,7 @@ def parquets(paths: list[Path]) -> Iterator[Item]:
             yield broken(path, name, said, len(paths) == 1 and not seen)
 
 
-def _rows(path: Path, name: str) -> Iterator[Item]:
-    file = arrow("pyarrow.parquet").ParquetFile(path)
+def _rows(path: Path, name: str, file: Any) -> Iterator[Item]:
     mark, names = stamp(path), file.schema_arrow.names
     image, label, boxes, mask = (first_of(names, wanted) for wanted in (IMAGES, LABELS, BOXES, MASKS))
     if image is None:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from hilrp.jobs.run.item import Item, arrow
+from hilrp.jobs.run.item import Item, parquet_file
 from hilrp.jobs.run.rows import damage, map_schema, schema
 from hilrp.jobs.store import begin, note, read_settings, versions
 from hilrp.util.atomic_files import name_whole, partial, sweep
@@ -176,15 +176,16 @@ class Store:
         return self._checked[path][1]
 
     def _errors(self, piece: Piece) -> list[str | None]:
-        table = arrow("pyarrow.parquet").read_table(self.rows(piece), columns=["error"])
-        found: list[str | None] = table.column(0).to_pylist()
+        with parquet_file(self.rows(piece)) as file:
+            found: list[str | None] = file.read(columns=["error"]).column(0).to_pylist()
         return found
 
     def failures(self, pieces: Sequence[Piece]) -> dict[Piece, list[str]]:
         """What went wrong with each image of pieces that have rows with an error."""
-        parquet, found = arrow("pyarrow.parquet"), {}
+        found = {}
         for piece in filter(self.done, pieces):
-            table = parquet.read_table(self.rows(piece), columns=["number", "error"])
+            with parquet_file(self.rows(piece)) as file:
+                table = file.read(columns=["number", "error"])
             rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
             failed = {number: error for number, error in rows if error is not None}
             if failed:
