@@ -24,6 +24,7 @@ from hilrp.cli import app
 from hilrp.jobs import coverage
 from hilrp.jobs.bench.grid import Grid
 from hilrp.jobs.bench.suites import suite
+from hilrp.jobs.run.store import Store as RunStore
 from hilrp.jobs.store import (
     append_row,
     begin,
@@ -119,8 +120,11 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     assert leftovers(tmp_path) == []
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    steps, rename = [], Path.replace
+@pytest.fixture
+def steps(monkeypatch) -> list[str]:
+    """What is put on the disk, and when files get their names."""
+    steps: list[str] = []
+    rename = Path.replace
 
     def synchronised(handle):
         steps.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
@@ -131,11 +135,33 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", synchronised)
     monkeypatch.setattr(Path, "replace", renamed)
+    return steps
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(steps, tmp_path):
     write_whole(tmp_path / "a", b"content")
     assert steps == ["file", "name", "folder"]
     steps.clear()
     write_whole(tmp_path / "b", b"content", durable=False)
     assert steps == ["name"]
+
+
+def test_folders_are_on_the_disk_before_what_is_in_them(steps, tmp_path):
+    write_whole(tmp_path / "b" / "c" / "a", b"content")
+    assert steps == ["folder", "folder", "file", "name", "folder"]
+
+
+def test_the_list_of_a_run_is_on_the_disk(steps, tmp_path):
+    """The list, the manifest by a link, and then the list's name."""
+    store = RunStore(tmp_path)
+    store.begin([{"id": "a"}, {"id": "b"}], {"data": "x", "models": {}, "methods": [], "maps": "none"}, 2, None)
+    assert steps == ["file", "file", "folder", "name", "folder"]
+    assert [piece.count for piece in store.pieces()] == [2]
+
+
+def test_text_that_is_not_of_letters(tmp_path):
+    write_whole(tmp_path / "a", os.fsdecode(b"caf\xe9 \xc3\xa9"))
+    assert (tmp_path / "a").read_text() == "caf\\udce9 é"
 
 
 def test_a_folder_that_cannot_be_synchronised(tmp_path, monkeypatch):
@@ -293,6 +319,21 @@ def test_damaged_settings_are_an_error(content, tmp_path):
     assert path.read_bytes() == content
 
 
+def test_altered_settings_are_an_error(tmp_path):
+    path = tmp_path / "settings.json"
+    begin(path, SETTINGS)
+    path.write_text(path.read_text().replace('"images": 3', '"images": 4'))
+    with pytest.raises(InputError, match=r"settings\.json: can't be read \(it was altered"):
+        read_settings(path)
+
+
+def test_few_of_many_differences_are_named(tmp_path):
+    begin(tmp_path / "settings.json", {"pictures": {str(i): "a" for i in range(50)}})
+    with pytest.raises(InputError) as caught:
+        begin(tmp_path / "settings.json", {"pictures": {str(i): "b" for i in range(50)}})
+    assert 'pictures: 5: "a" there, "b" now; and 44 more)' in str(caught.value)
+
+
 @pytest.mark.parametrize(("job", "file"), [(run, "manifest.json"), (bench, "settings.json"), (cover, "settings.json")])
 def test_every_job_says_that_its_settings_are_damaged(job, file, tmp_path):
     (tmp_path / "out").mkdir()
@@ -360,13 +401,23 @@ def test_rows_of_a_file_that_was_cut_anywhere(tmp_path):
 
 
 def test_damaged_results_are_not_there(tmp_path):
-    path = tmp_path / "cell.json"
-    assert read_result(path) is None
-    for content in (b"", b'{"figures": {"poin', b"\xff\xff"):
+    path, damaged = tmp_path / "cell.json", []
+    assert read_result(path, damaged) is None
+    assert damaged == []
+    for content in (b"", b'{"figures": {"poin', b"\xff\xff", b"{}", b"null", b"[" * 100_000, b'{"checksum": 5}'):
         path.write_bytes(content)
-        assert read_result(path) is None
-    write_result(path, {"figures": {}})
-    assert read_result(path) == {"figures": {}}
+        assert read_result(path, damaged) is None
+    assert damaged == [f"{path}: it is cut off or altered"]
+    write_result(path, {"share": float("nan")})
+    assert repr(read_result(path)) == "{'share': nan}"
+    write_result(path, {"figures": {"share": (0.1, 2)}, 1: None})
+    assert read_result(path) == {"figures": {"share": [0.1, 2]}, "1": None}
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for byte in (b"0", b" ", bytes([whole[place] ^ 1])):
+            path.write_bytes(whole[:place] + byte + whole[place + 1 :])
+            # What is left out between letters doesn't matter.
+            assert read_result(path) is None or json.loads(path.read_bytes()) == json.loads(whole)
 
 
 def test_arrays_are_computed_once_and_again_where_they_are_damaged(tmp_path):

@@ -74,13 +74,17 @@ def walk(folder: Path, endings: tuple[str, ...], without: Path | None = None) ->
     linked: set[str] = set()
     left_out = None if without is None else os.path.realpath(without)
     links: deque[Path] = deque([folder])
+    files: list[Path] = []
     while links:
         link = links.popleft()
         real = os.path.realpath(link)
-        if os.path.isdir(real):
-            if link is folder or not _within(real, left_out):
-                yield from _tree(link, real, endings, left_out, visited, links)
-        elif _wanted(link.name, endings) and not (_listed(real, endings, visited) or real in linked):
+        if not os.path.isdir(real):
+            files.append(link)
+        elif link is folder or not _within(real, left_out):
+            yield from _tree(link, real, endings, left_out, visited, links)
+    for link in files:
+        real = os.path.realpath(link)
+        if _wanted(link.name, endings) and not (_listed(real, endings, visited) or real in linked):
             linked.add(real)
             yield link
 
