@@ -34,6 +34,8 @@ from hilrp.util.folders import PASSING, not_a_file, printable
 _GROUP = 2 * 2**30
 #: The largest text beside an image that is read, in bytes.
 _TEXT = 16 * 2**20
+#: How many of the places that are damaged are named.
+_NAMED = 3
 #: A tar file ends with two blocks of zeros.
 _END = 2 * tarfile.BLOCKSIZE
 
@@ -72,9 +74,10 @@ def tars(paths: list[Path]) -> Iterator[Item]:
             yield broken(path, name, said, len(paths) == 1 and not seen)
             continue
         if read.damage:
+            more = [f"and {len(read.damage) - _NAMED} more such places"] if len(read.damage) > _NAMED else []
             said = (
-                f"a damaged tar file: {'; '.join(read.damage)}. {read.files} files were read from it, and others may "
-                "be missing. Fetch or write it again."
+                f"a damaged tar file: {'; '.join(read.damage[:_NAMED] + more)}. {read.files} files were read from it, "
+                "and others may be missing. Fetch or write it again."
             )
             yield broken(path, name, said, len(paths) == 1 and not seen)
 
@@ -86,6 +89,8 @@ def _members(tar: tarfile.TarFile, size: int, read: _Read) -> Iterator[tarfile.T
         try:
             member = tar.next()
         except Exception as error:  # headers that are damaged may raise anything
+            if isinstance(error, OSError) and error.errno in PASSING:
+                raise
             read.damage.append(f"it can't be read after byte {end} ({error})")
             return
         start = size if member is None else member.offset
@@ -113,7 +118,7 @@ def _gap(tar: tarfile.TarFile, start: int, stop: int) -> str | None:
     left, zeros = stop - start, True
     while left > 0 and zeros:
         part = file.read(min(left, 2**20))
-        zeros, left = not any(part), left - len(part) if part else 0
+        zeros, left = part.count(0) == len(part), left - len(part) if part else 0
     lone = stop - start < _END
     if zeros and not lone:
         return None
