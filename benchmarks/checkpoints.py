@@ -13,18 +13,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 import hilrp
+from hilrp.models.images import read
+from hilrp.models.picture_files import opened
 
 SHARED = Path(os.environ.get("HILRP_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 MODELS = {"tiny_vit_5m_224": {"num_classes": 1000}, "deit_tiny_patch16_224": {}, "mobilenetv2_100": {}}
+
+
+def _mask(path: Path, cut: Callable[[Any], Any]) -> torch.Tensor:
+    with opened(path) as mask:
+        return torch.from_numpy(np.array(cut(mask))).flatten() > 64
 
 
 def main() -> None:
@@ -42,10 +50,8 @@ def main() -> None:
         transform = timm.data.create_transform(**config)
         # The mask takes the same way as the photograph, but for colour: resize and crop come first.
         cut = type(transform)(transform.transforms[:2])
-        images = torch.stack([transform(Image.open(folder / item["file"]).convert("RGB")) for item in index])
-        masks = torch.stack(
-            [torch.from_numpy(np.array(cut(Image.open(folder / item["mask"])))).flatten() > 64 for item in index]
-        )
+        images = torch.stack([transform(read(folder / item["file"])[0]) for item in index])
+        masks = torch.stack([_mask(folder / item["mask"], cut) for item in index])
         labels = torch.tensor([item["label"] for item in index])
         side = images.shape[-1]
         centre = masks[:, side // 2 * side + side // 2].float().mean()

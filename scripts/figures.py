@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image
 
 import hilrp
-from hilrp.attribution.plotting import overlay
+from hilrp.attribution.plotting import as_text, overlay
+from hilrp.models.images import read
+from hilrp.models.picture_files import opened
 from hilrp.scenes import Scenes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +43,7 @@ def scenes() -> None:
             axis.contour(thing.mask, levels=[0.5], colors="white", linewidths=0.8)
         words = scene.caption.split()
         lines = [" ".join(words[k : k + 5]) for k in range(0, len(words), 5)]
-        axis.set_title("\n".join(lines), fontsize=7, verticalalignment="bottom")
+        axis.set_title(as_text("\n".join(lines)), fontsize=7, verticalalignment="bottom")
         axis.set_axis_off()
     drawing.savefig(DOCS / "scenes.png", dpi=75)
 
@@ -61,7 +62,8 @@ def demo() -> None:
              f"--user-data-dir={folder}/profile", f"--screenshot={shot}", page.as_uri()],
             check=True, capture_output=True,
         )  # fmt: skip
-        Image.open(shot).convert("RGB").save(DOCS / "demo.jpg", quality=88, optimize=True)
+        with opened(shot) as picture:
+            picture.convert("RGB").save(DOCS / "demo.jpg", quality=88, optimize=True)
 
 
 def photographs() -> None:
@@ -69,7 +71,7 @@ def photographs() -> None:
     index = json.loads((SHARED / "images" / "pets" / "index.json").read_text())[::25][:8]
     drawing = Figure(figsize=(16, 7.1), layout="constrained")
     axes = drawing.subplots(1 + len(MODELS), len(index), squeeze=False)
-    pictures = [Image.open(SHARED / "images" / "pets" / item["file"]).convert("RGB") for item in index]
+    pictures = [read(SHARED / "images" / "pets" / item["file"])[0] for item in index]
     for row, (name, title) in enumerate(MODELS.items(), 1):
         loaded = hilrp.load(name, SHARED / "checkpoints" / f"{name.split('.')[0]}.safetensors")
         found = hilrp.explain(loaded.model, loaded.batch(pictures))
@@ -79,7 +81,7 @@ def photographs() -> None:
             overlay(axis, picture, found.map[i].numpy())
             label = loaded.named(int(found.target[i])).split(",")[0]
             axis.set_title(
-                f"{label}\n{float(found.score[i]):.1f}, pixels {float(found.ledger.share[i]):.2f}", fontsize=9
+                f"{as_text(label)}\n{float(found.score[i]):.1f}, pixels {float(found.ledger.share[i]):.2f}", fontsize=9
             )
         axes[row, 0].text(-0.12, 0.5, title, transform=axes[row, 0].transAxes, rotation=90, va="center", fontsize=12)
         print(f"{title}: largest residual {float(found.ledger.residual.max()):.1e}, ", end="")

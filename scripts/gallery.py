@@ -25,9 +25,11 @@ from PIL import Image
 from torch import Tensor
 
 import hilrp
-from hilrp.attribution.plotting import overlay
+from hilrp.attribution.plotting import as_text, overlay
 from hilrp.attribution.texts import ImageText, ImageTower, similarity
 from hilrp.jobs.bench.views import METHODS, OBJECTIVES, encoder
+from hilrp.models.images import read
+from hilrp.models.picture_files import opened
 from hilrp.scenes import CLASSES, Scene, Scenes
 from hilrp.targets import Contrast, Cosine, Detection, Direction, Region, Views
 from hilrp.zoo.towers import pieces, tokenise
@@ -61,7 +63,7 @@ def show(name: str, rows: list[list[Panel]], words: list[tuple[list[str], Tensor
     for row, (names, held) in zip(axes, words or [], strict=False):
         axis = row[-1]
         axis.barh(range(len(names)), held, color=["#b2182b" if v >= 0 else "#2166ac" for v in held], height=0.7)
-        axis.set_yticks(range(len(names)), names, fontsize=9)
+        axis.set_yticks(range(len(names)), map(as_text, names), fontsize=9)
         axis.invert_yaxis()
         axis.tick_params(axis="x", labelsize=7)
         axis.set_title("the words' part", fontsize=9)
@@ -69,7 +71,8 @@ def show(name: str, rows: list[list[Panel]], words: list[tuple[list[str], Tensor
             axis.spines[side].set_visible(False)
     stream = BytesIO()
     drawing.savefig(stream, format="png", dpi=90)
-    Image.open(stream).convert("RGB").save(DOCS / "gallery" / f"{name}.webp", quality=86, method=6)
+    with opened(stream) as picture:
+        picture.convert("RGB").save(DOCS / "gallery" / f"{name}.webp", quality=86, method=6)
     print(f"docs/gallery/{name}.webp")
 
 
@@ -83,7 +86,7 @@ def _draw(axis: Any, panel: Panel) -> None:
     if panel.box is not None:
         left, top, right, bottom = panel.box
         axis.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor="black", linewidth=1))
-    axis.set_title(panel.title, fontsize=9)
+    axis.set_title(as_text(panel.title), fontsize=9)
     axis.set_axis_off()
 
 
@@ -237,7 +240,7 @@ def views() -> None:
         return
     loaded = encoder(f"timm/vit_small_patch14_dinov2@{checkpoint}", size=224)
     index = json.loads((SHARED / "images" / "pets" / "index.json").read_text())[::33][:6]
-    pictures = [Image.open(SHARED / "images" / "pets" / item["file"]).convert("RGB") for item in index]
+    pictures = [read(SHARED / "images" / "pets" / item["file"])[0] for item in index]
     x = loaded.batch(pictures)
     shown = [loaded.preprocess.picture(each) for each in x]
     rows = [[Panel("", p.permute(1, 2, 0).numpy()) for p in shown if p is not None]]

@@ -71,12 +71,6 @@ def test_large_pictures_are_scaled_down(tmp_path):
     assert picture.notes == ["the picture (3000 x 1500) was scaled down to 2048 x 1024"]
 
 
-def test_files_that_are_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "MEGABYTES", 0)
-    with pytest.raises(InputError, match=r"large\.png: larger than"):
-        pictures.uploaded(sent(tmp_path, "large.png", encoded(Image.new("RGB", (8, 8)))))
-
-
 def test_there_is_an_end_to_pictures():
     session = Session()
     picture = pictures.scene(0)

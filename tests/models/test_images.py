@@ -111,7 +111,7 @@ def test_animation(tmp_path):
     two_halves().save(tmp_path / "a.gif", save_all=True, append_images=[two_halves(left=GREEN)])
     image, notes = read(tmp_path / "a.gif")
     assert corners(image)[0][0] > 150
-    assert "first of 2" in notes[0]
+    assert notes == ["the first of several pictures was taken"]
 
 
 def test_grey_and_bilevel(tmp_path):
@@ -126,15 +126,16 @@ def test_broken_files(tmp_path):
     (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:2000])
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty.png").write_bytes(b"")
-    for name in ("cut.jpg", "text.png", "empty.png"):
-        with pytest.raises(InputError, match="not a readable image"):
+    for name, words in (("cut.jpg", "not a readable image"), ("text.png", "it holds none of"), ("empty.png", "empty")):
+        with pytest.raises(InputError, match=rf"{name}: .*{words}"):
             read(tmp_path / name)
 
 
 def test_a_bomb(tmp_path, monkeypatch):
+    """Whoever has set Pillow's own limit lower gets an error of the same kind."""
     two_halves().save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(InputError, match="Scale the image down"):
+    with pytest.raises(InputError, match="Scale it down"):
         read(tmp_path / "a.png")
 
 

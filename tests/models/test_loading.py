@@ -362,7 +362,7 @@ def test_files_that_are_no_checkpoints(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     for name, words in (
         ("cut.safetensors", "not a readable safetensors"),
-        ("text.pt", "text.pt is no checkpoint"),
+        ("text.pt", "text.pt: it is no checkpoint"),
         ("empty.pt", "holds no weights"),
         ("list.pt", "holds no weights"),
         ("missing.pt", "no such file"),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hilrp.util import folders
-from hilrp.util.folders import Unreadable, not_a_file, printable, walk
+from hilrp.util.folders import Unreadable, walk
+from hilrp.util.regular_files import not_a_file, printable
 
 
 def names(folder: Path, without: Path | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -13,15 +14,16 @@ from PIL import Image
 from hilrp.models.images import read
 from hilrp.scenes import Scene, Scenes
 from hilrp.util.errors import InputError
+from hilrp.util.regular_files import printable
 
 #: Larger pictures are scaled down: no model looks at more.
 LONGEST = 2048
-#: Larger files are refused.
-MEGABYTES = 100
 #: How many scenes there are to choose from.
 SCENES = 24
 #: The one that a new tab shows: three objects of different colours.
 FIRST = 14
+#: Pictures are decoded one at a time: each may take a gigabyte for a moment.
+_DECODING = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +57,17 @@ class Picture:
 
 def uploaded(path: Path) -> Picture:
     """The picture in a file that was sent."""
-    if path.stat().st_size > MEGABYTES * 2**20:
-        raise InputError(f"{path.name}: larger than {MEGABYTES} MB. Scale it down or compress it first.")
+    path.stat()  # raises if it isn't there, which is no fault of the picture's
+    with _DECODING:
+        return _decoded(path)
+
+
+def _decoded(path: Path) -> Picture:
     try:
         image, notes = read(path)
     except InputError as error:
         # Where the server keeps the file is nobody's business.
-        raise InputError(f"{path.name}: {str(error).replace(str(path), path.name)}") from error
+        raise InputError(str(error).replace(f"{printable(path.parent)}/", "")) from error
     opening = f"from pathlib import Path\nfrom hilrp.models.images import read\n\nimage, _ = read(Path({path.name!r}))"
     if max(image.size) > LONGEST:
         width, height = image.size

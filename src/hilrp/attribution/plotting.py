@@ -29,6 +29,16 @@ _TITLE = 30
 _ROWS = 10
 
 
+def as_text(name: str) -> str:
+    r"""A name as matplotlib shows it letter by letter: what is between dollar signs would be typeset as mathematics.
+
+    Example:
+        >>> print(as_text("a $1 note"))
+        a \$1 note
+    """
+    return name.replace("$", r"\$")
+
+
 def draw(
     explanation: Explanation,
     drawing: Figure,
@@ -51,7 +61,7 @@ def draw(
     for i, row in zip(samples, axes, strict=True):
         picture = displayable(image[i]) if pictures is None else pictures[i].permute(1, 2, 0).cpu().numpy()
         row[0].imshow(picture)
-        row[0].set_title(_title(explanation, i, classes, titles), fontsize=9)
+        row[0].set_title(as_text(_title(explanation, i, classes, titles)), fontsize=9)
         overlay(row[1], picture, maps[i])
         if outlines is not None:
             for axis, colour in zip(row[:2], ("white", "black"), strict=True):
@@ -63,7 +73,7 @@ def draw(
         for axis, name in zip(row[3:-1], names, strict=True):
             stage = explanation.stages[name][i].detach().float().cpu().numpy()
             axis.imshow(stage, cmap=COLOURS, **symmetric(stage))
-            axis.set_title(f"{name}\n{held(explanation, name, i)}", fontsize=8)
+            axis.set_title(as_text(f"{name}\n{held(explanation, name, i)}"), fontsize=8)
         for axis in row[:-1]:
             axis.set_axis_off()
         _books(row[-1], explanation, i)
@@ -176,7 +186,7 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
         axis.text(start + value, row, f" {value:.2f} ", va="center", fontsize=7, ha=side)
         start += value
     axis.barh(len(parts), float(ledger.score[i]), color="#555555", height=0.7)
-    axis.set_yticks(range(len(parts) + 1), [name for name, _ in parts] + ["score"], fontsize=7)
+    axis.set_yticks(range(len(parts) + 1), [as_text(name) for name, _ in parts] + ["score"], fontsize=7)
     axis.invert_yaxis()
     axis.use_sticky_edges = False
     axis.margins(x=0.25)
@@ -187,6 +197,6 @@ def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-u
         f"{holders} {float(ledger.share[i]):.1%}" if explanation.reference is None else f"reference + {holders} = score"
     )
     said = f"{word}: {holding}, residual {float(ledger.residual[i]):.0e}"
-    axis.set_title(said, fontsize=9, color=word.colour)
+    axis.set_title(as_text(said), fontsize=9, color=word.colour)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import hilrp
+from hilrp.models.picture_files import MEGAPIXELS
 from hilrp.util.errors import InputError
 from hilrp.util.telemetry import switches
 
@@ -39,6 +40,17 @@ def main(
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
+
+#: How large pictures may be, of every command that reads files of anybody's.
+MaxMegapixels = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=100_000,
+        help=f"Larger pictures are refused before they are decoded, and files of more than 4 bytes for each of these "
+        f"pixels; JPEGs of more than {MEGAPIXELS} are decoded at half their width and height.",
+    ),
+]
 
 # Names of models may hold what looks like the code of an emoji.
 console = Console(emoji=False)

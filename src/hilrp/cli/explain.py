@@ -15,12 +15,13 @@ import hilrp
 from hilrp.attribution.references import DEFAULT, NAMED, Given, Reference, named
 from hilrp.attribution.verdicts import Verdict
 from hilrp.cli.audit import check_device
-from hilrp.cli.base import app, console, errors, fail, make_folder, print_json, say_damaged
+from hilrp.cli.base import MaxMegapixels, app, console, errors, fail, make_folder, print_json, say_damaged
 from hilrp.jobs.explain_files import Gallery, Outcome, checksum
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.images import Source, find, read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import class_names
+from hilrp.models.picture_files import MEGAPIXELS, allow
 from hilrp.models.resolve import ZOO
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
@@ -78,6 +79,7 @@ def explain(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Explanations at once; fewer where memory doesn't suffice.")] = 8,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    max_megapixels: MaxMegapixels = MEGAPIXELS,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do again what an earlier run has done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON instead of a table.")] = False,
 ) -> None:
@@ -100,6 +102,7 @@ def explain(
     """
     try:
         check_device(device)
+        allow(max_megapixels)
         output = output or Path("out/explain") / re.sub(r"[^\w.-]+", "-", model)
         sources, problems = find(images, output)
         if not sources:

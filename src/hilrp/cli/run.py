@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hilrp.cli.audit import check_device
-from hilrp.cli.base import app, console, errors, fail, make_folder, print_json, say_damaged
+from hilrp.cli.base import MaxMegapixels, app, console, errors, fail, make_folder, print_json, say_damaged
+from hilrp.models.picture_files import MEGAPIXELS
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
 
@@ -63,6 +64,7 @@ def run(
         bool, typer.Option("--retry-failed", help="Do pieces again that have rows with an error.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps.")] = "cpu",
+    max_megapixels: MaxMegapixels = MEGAPIXELS,
     json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
     """Explains a data set: one row of Parquet for each image, model and method.
@@ -83,6 +85,8 @@ def run(
         if address is None:
             check_device(device)
         job, settings = _job(data, model or ["zoo/swin"], methods, target, maps, batch, device, output, split, boxes)
+        # It is none of the settings that results depend on: a run that was begun may go on with more.
+        job = replace(job, max_megapixels=max_megapixels)
         count = executors.workers_for(device, workers)
         engine = executors.choose(count, address, device)
         store = Store(output)

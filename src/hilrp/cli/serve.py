@@ -9,7 +9,8 @@ import typer
 from rich.markup import escape
 
 from hilrp.cli.audit import check_device
-from hilrp.cli.base import app, console, errors, fail
+from hilrp.cli.base import MaxMegapixels, app, console, errors, fail
+from hilrp.models.picture_files import MEGAPIXELS, allow
 from hilrp.util.errors import HilrpError
 
 
@@ -37,6 +38,7 @@ def serve(
             "machine it does.",
         ),
     ] = None,
+    max_megapixels: MaxMegapixels = MEGAPIXELS,
 ) -> None:
     """A page to look at explanations: drop a picture, click a class, look into the map.
 
@@ -50,6 +52,7 @@ def serve(
     """
     try:
         check_device(device)
+        allow(max_megapixels)
         from hilrp.app import LOOPBACK
         from hilrp.app.models import Models
         from hilrp.app.server import serve as run

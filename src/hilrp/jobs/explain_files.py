@@ -23,9 +23,9 @@ from hilrp.targets import Contrast, logits_of
 from hilrp.targets.classes import no_classifier
 from hilrp.util.atomic_files import sweep, write_whole
 from hilrp.util.errors import HilrpError, InputError
-from hilrp.util.folders import printable
 from hilrp.util.memory import free
 from hilrp.util.nested import jsonable
+from hilrp.util.regular_files import open_regular, printable
 
 #: How many of the strongest classes are noted beside the explained one.
 _NOTED = 5
@@ -97,7 +97,7 @@ class Gallery:
                 image, notes = read(source.path)
                 size, x = image.size, self.loaded.preprocess(image)
             except Exception as error:  # the preprocessing may be anybody's
-                yield Outcome(source, error=_said(error))
+                yield Outcome(source, error=_said(error).removeprefix(f"{printable(source.path)}: "))
                 continue
             seen = tuple(x.shape[:0:-1])
             notes = notes + self.loaded.notes(size, seen)
@@ -140,7 +140,7 @@ class Gallery:
             file = self._file(source, kind)
             if not file.is_file():
                 return None
-            if checksum(file) != known:
+            if not file.stat().st_size or checksum(file) != known:
                 note(damaged, file, "it is cut off or altered")
         return None if damaged else facts
 
@@ -252,5 +252,5 @@ def _said(error: Exception) -> str:
 
 def checksum(path: Path) -> str:
     """The SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file_digest(file, "sha256").hexdigest()

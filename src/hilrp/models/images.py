@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from hilrp.models.picture_files import allowed, is_animated, is_reduced, opened
 from hilrp.util.errors import InputError
-from hilrp.util.folders import Unreadable, not_a_file, walk
+from hilrp.util.folders import Unreadable, walk
+from hilrp.util.regular_files import not_a_file
 
 if TYPE_CHECKING:
     from PIL import Image
 
 #: What is taken from a folder; a file that is named itself may end as it likes.
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".avif")
+#: About so many pixels are turned into RGB at once.
+_STRIP = 2**22
+#: The longest short side that is expected of a model's input.
+_SHORT = 1024
+_WHITE = "transparent places were filled with white"
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,11 @@ def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[l
                 found[place] = place.stem
         for each, name in found.items():
             named.setdefault(each, name)
+        others = [place for place in places if not place.is_dir() and not place.is_file()]
         if not places:
             problems[argument] = "no such file or folder, and no file fits it as a pattern."
+        elif others and not found:
+            problems[argument] = "it is a pipe, a device or a socket, and no file. Give image files or folders."
         elif not found:
             problems[argument] = f"there are no images in it (files that end in {', '.join(ENDINGS)})."
     return _sources(named), problems
@@ -65,7 +75,7 @@ def _inside(folder: Path, output: Path | None) -> tuple[list[Path], dict[str, st
     And why some of what is in it can't be read.
     """
     # Where the results go into the folder itself, what is an image and what a result can't be told: see `Gallery.run`.
-    results = None if output is None or output.resolve() == folder.resolve() else output
+    results = None if output is None or _real(output) == _real(folder) else output
     images, problems = [], {}
     for each in walk(folder, ENDINGS, results):
         why = each.why if isinstance(each, Unreadable) else not_a_file(each)
@@ -74,6 +84,11 @@ def _inside(folder: Path, output: Path | None) -> tuple[list[Path], dict[str, st
         else:
             problems[str(each.path if isinstance(each, Unreadable) else each)] = str(why)
     return sorted(images), problems
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads to; `Path.resolve` raises where links lead in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def _sources(named: dict[Path, str]) -> list[Source]:
@@ -93,65 +108,114 @@ def _sources(named: dict[Path, str]) -> list[Source]:
     return sources
 
 
-def read(path: Path | IO[bytes]) -> tuple[Image.Image, list[str]]:
+def read(source: Path | IO[bytes], reduce: bool = True) -> tuple[Image.Image, list[str]]:
     """A file, by its path or open, as an RGB picture, upright, and what had to be done to it that could matter.
 
     Transparent places become white; more than 8 bits become 8; of an animation the first picture is taken.
-    """
-    from PIL import Image
 
-    try:
-        with warnings.catch_warnings(), Image.open(path) as image:
-            warnings.simplefilter("ignore")  # of odd metadata, and of sizes that are still accepted
-            frames = getattr(image, "n_frames", 1)
-            image.load()
-            picture, notes = as_rgb(image)
-    except InputError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise InputError(f"{error} Scale the image down first.") from error
-    except Exception as error:  # decoders raise errors of many kinds on files that are cut short or aren't images
-        raise InputError(
-            f"not a readable image ({error}). Is the file complete? Formats such as DICOM have to be converted first."
-        ) from error
-    return picture, ([f"the first of {frames} pictures was taken"] if frames > 1 else []) + notes
+    Args:
+        source: The file. What it may hold, and how much, is decided in `hilrp.models.picture_files`.
+        reduce: Decode JPEGs that are larger than any model looks at (more than 70 megapixels) at half their width and
+            height. Not where something else is known in pixels of the picture: boxes, for instance.
+    """
+    with opened(source, reduce) as image:
+        _check_proportions(image)
+        notes = ["it was decoded at half its width and height, since it is very large"] if is_reduced(image) else []
+        image.load()
+        picture = _flattened(_upright(image, notes, in_place=True), notes)
+        return picture, (["the first of several pictures was taken"] if is_animated(image) else []) + notes
 
 
 def as_rgb(image: Any) -> tuple[Image.Image, list[str]]:
     """A picture of any mode as an RGB picture, upright, and what had to be done to it that could matter."""
-    from PIL import Image, ImageOps
-
     notes: list[str] = []
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _eight_bits(image, notes)
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        layered = image.convert("RGBA")
-        if layered.getextrema()[3][0] < 255:
-            notes.append("transparent places were filled with white")
-        image = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered)
+    image.load()
+    return _flattened(_upright(image, notes), notes), notes
+
+
+def _check_proportions(image: Image.Image) -> None:
+    """Raises if a picture is so narrow that it would be too large once its short side is as long as models take it."""
+    if max(image.size) * _SHORT**2 > allowed() * min(image.size):
+        raise InputError(
+            f"it is {image.width} x {image.height}, too narrow: with a short side of {_SHORT} pixels it would be too "
+            "large. Crop it first, or allow more with --max-megapixels."
+        )
+
+
+def _upright(image: Any, notes: list[str], in_place: bool = False) -> Any:
+    """A picture turned as its metadata say, where they can be read."""
+    from PIL import ImageOps
+
     try:
-        rgb: Image.Image = image.convert("RGB")
-    except ValueError as error:
-        raise InputError(f"pictures of mode {image.mode} can't be read. Convert it to RGB first.") from error
-    return rgb, notes
+        turned: Any = ImageOps.exif_transpose(image, in_place=True) if in_place else ImageOps.exif_transpose(image)
+    except Exception:  # metadata are anybody's
+        notes.append("its metadata can't be read: if it is not upright, it stays so")
+        turned = None
+    return image if turned is None else turned
 
 
-def _eight_bits(image: Any, notes: list[str]) -> Any:
-    """Grey values of more than 8 bits, scaled down from the range that they use."""
+def _flattened(image: Any, notes: list[str]) -> Image.Image:
+    """A picture of any mode in RGB, without metadata.
+
+    It is made strip by strip: on the way a picture may take many times the memory that it has in the end.
+    """
     import numpy as np
     from PIL import Image
 
-    values = np.asarray(image, dtype=np.float64)
-    if not np.isfinite(values).all():
-        raise InputError("its pixels hold values that are not finite (NaN or infinite). Replace them first.")
-    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
-    if low >= 0 and high <= 1 and image.mode == "F":
-        top = 1.0
-    else:
-        # Scanners store 10, 12 or 14 bits in 16.
-        top = next((float(2**bits - 1) for bits in (8, 10, 12, 14, 16) if high < 2**bits), high)
-    bottom = min(low, 0.0)
-    whole = "" if (low, high) == (bottom, top) else f" as if from {bottom:g} to {top:g}"
-    notes.append(f"its pixels, from {low:g} to {high:g}, were scaled to 8 bits{whole}")
-    return Image.fromarray(np.clip((values - bottom) * 255 / (top - bottom), 0, 255).round().astype(np.uint8))
+    scale = _Scale.of(image, notes) if image.mode.startswith("I") or image.mode == "F" else None
+    rgb = Image.new("RGB", image.size)
+    for box in _strips(image):
+        part = image.crop(box)
+        if scale is not None:
+            part = Image.fromarray(scale(np.asarray(part)))
+        if part.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in part.info:
+            layered = part.convert("RGBA")
+            if layered.getextrema()[3][0] < 255 and _WHITE not in notes:
+                notes.append(_WHITE)
+            part = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered)
+        try:
+            rgb.paste(part.convert("RGB"), box)
+        except ValueError as error:
+            raise InputError(f"pictures of mode {image.mode} can't be read. Convert it to RGB first.") from error
+    return rgb
+
+
+def _strips(image: Any) -> Iterator[tuple[int, int, int, int]]:
+    """The whole width of a picture, some rows at a time: left, top, right, bottom."""
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield 0, top, image.width, min(top + rows, image.height)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Grey values of more than 8 bits, scaled down from the range that they use."""
+
+    bottom: float
+    top: float
+
+    @staticmethod
+    def of(image: Any, notes: list[str]) -> _Scale:
+        import numpy as np
+
+        low = high = 0.0
+        for box in _strips(image):
+            values = np.asarray(image.crop(box))
+            if not np.isfinite(values).all():
+                raise InputError("its pixels hold values that are not finite (NaN or infinite). Replace them first.")
+            low, high = min(low, float(values.min())), max(high, float(values.max()))
+        if low >= 0 and high <= 1 and image.mode == "F":
+            top = 1.0
+        else:
+            # Scanners store 10, 12 or 14 bits in 16.
+            top = next((float(2**bits - 1) for bits in (8, 10, 12, 14, 16) if high < 2**bits), high)
+        bottom = min(low, 0.0)
+        whole = "" if (low, high) == (bottom, top) else f" as if from {bottom:g} to {top:g}"
+        notes.append(f"its pixels, from {low:g} to {high:g}, were scaled to 8 bits{whole}")
+        return _Scale(bottom, top)
+
+    def __call__(self, values: Any) -> Any:
+        import numpy as np
+
+        scaled = (values.astype(np.float64) - self.bottom) * 255 / (self.top - self.bottom)
+        return np.clip(scaled, 0, 255).round().astype(np.uint8)

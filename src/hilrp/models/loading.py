@@ -12,6 +12,10 @@ from torch import nn
 from hilrp.models.libraries.loaded import Loaded, Preprocess
 from hilrp.models.resolve import ZOO, call_factory, is_factory, library, resolve
 from hilrp.util.errors import InputError, UnavailableError
+from hilrp.util.regular_files import open_regular, printable
+
+#: The most bytes that a file with the names of classes may have.
+_NAMES = 2**24
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -67,10 +71,11 @@ def load(
 def class_names(path: Path) -> list[str]:
     """The names of classes in a text file, one per line."""
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        with open_regular(path, _NAMES) as file:
+            return [line.strip() for line in file.read().decode("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"{path}: not a text file ({error}). Give the names of the classes, one per line, in UTF-8."
+            f"{printable(path)}: not a text file ({error}). Give the names of the classes, one per line, in UTF-8."
         ) from error
 
 

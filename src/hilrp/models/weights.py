@@ -1,89 +1,19 @@
-"""Weights from files that nobody vouches for: nothing in them is ever run."""
+"""Weights from checkpoints in models: what fits, and what doesn't."""
 
 from __future__ import annotations
 
 import hashlib
-import pickle
-import zipfile
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hilrp.models.checkpoint_files import State, shortened
 from hilrp.util.errors import InputError
-
-State = dict[str, Tensor]
-
-#: Where training scripts put the weights in a checkpoint; averaged ones first.
-_PLACES = ("state_dict_ema", "model_ema", "ema_state_dict", "state_dict", "model_state_dict", "model", "module", "net")
-#: What wrappers put before every name.
-_PREFIXES = ("module.", "_orig_mod.", "model.")
-
-
-def read(path: str | Path) -> State:
-    """The weights in a safetensors file, or in a file of `torch.save`, which is read without running any code in it."""
-    path = Path(path)
-    if not path.is_file():
-        reason = "it is a folder, not a file" if path.is_dir() else "there is no such file"
-        raise InputError(f"checkpoint {path}: {reason}. Give a .safetensors file, or one that torch.save wrote.")
-    found = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
-    state = _weights(found)
-    if not state:
-        raise InputError(
-            f"checkpoint {path} holds no weights. Save them with safetensors.torch.save_file(model.state_dict(), FILE)."
-        )
-    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in state)), None):
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
-
-
-def _safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"checkpoint {path} is not a readable safetensors file ({error}). Is it complete? Save or download it "
-            "again."
-        ) from error
-
-
-def _torch(path: Path) -> Any:
-    with path.open("rb") as file:
-        pickled = file.read(1) == b"\x80"
-    if not pickled and not zipfile.is_zipfile(path):
-        raise InputError(
-            f"checkpoint {path} is no checkpoint: neither torch.save nor pickle wrote it. (Safetensors files have to "
-            "end in .safetensors.)"
-        )
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"checkpoint {path} holds more than weights, and reading that would run code that is in the file; hilrp "
-            "doesn't. Where you trust it, load it yourself and save the weights alone: "
-            "safetensors.torch.save_file(model.state_dict(), FILE)."
-        ) from error
-    except Exception as error:  # torch's reader raises many kinds of error for files that aren't its own
-        raise InputError(
-            f"checkpoint {path} can't be read as a file of torch.save ({type(error).__name__}). Name safetensors "
-            "files .safetensors."
-        ) from error
-
-
-def _weights(found: Any, depth: int = 2) -> State:
-    """The tensors by name; where there are none, those in one of the usual places."""
-    if not isinstance(found, Mapping):
-        return {}
-    inner = (_weights(found.get(place), depth - 1) for place in _PLACES) if depth else iter(())
-    if state := next(filter(None, inner), None):
-        return state
-    return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+from hilrp.util.regular_files import printable
 
 
 def fitted(
@@ -116,8 +46,8 @@ def fitted(
         problem = problem if still else ""
     if problem:
         raise InputError(
-            f"checkpoint {checkpoint} does not fit {name}: {problem}. Give the name of the model that it was saved "
-            "from."
+            f"checkpoint {printable(Path(checkpoint))} does not fit {name}: {problem}. Give the name of the model that "
+            "it was saved from."
         )
     return model
 
@@ -125,47 +55,101 @@ def fitted(
 def _fill(
     make: Callable[[int | None], nn.Module], state: State, own_classes: int | None = None
 ) -> tuple[nn.Module, str]:
-    """A model with these weights, or with what doesn't fit."""
+    """A model with these weights, or with what doesn't fit.
+
+    A model is made only if it is no larger than its architecture, or if the weights have the shapes that it would have.
+    """
     model = make(None)
-    classes = _classes(model.state_dict(), state, own_classes)
+    own = _kinds(model)
+    classes = _classes(own, state, own_classes)
+    if classes is not None and classes.stored > classes.own:
+        grown = _grown(own, _kinds(make(classes.own + 1)), classes)
+        if _difference(grown, state):
+            return model, _difference(own, state)
     if classes is not None:
-        model = make(classes)
-    problem = _difference(model.state_dict(), state)
+        model = make(classes.stored)
+    problem = _difference(_kinds(model), state)
     if not problem:
-        model.load_state_dict(state, strict=False)
+        try:
+            model.load_state_dict(state, strict=False)
+        except RuntimeError as error:  # numbers that torch stores, but can't copy
+            problem = f"its weights can't be taken over ({shortened(str(error))})"
     elif classes is not None:  # then it wasn't the number of classes
-        problem = _difference(make(None).state_dict(), state)
+        problem = _difference(own, state)
     return model, problem
 
 
-def _classes(own: Mapping[str, Tensor], state: State, own_classes: int | None = None) -> int | None:
-    """The checkpoint's number of classes, where it alone is different.
+class _Kind(NamedTuple):
+    """The shape of a tensor, and what numbers it holds."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Classes(NamedTuple):
+    """How many classes an architecture has by itself, and how many a checkpoint has."""
+
+    own: int
+    stored: int
+
+
+def _kinds(model: nn.Module) -> dict[str, _Kind]:
+    return {n: _Kind(tuple(v.shape), v.dtype) for n, v in model.state_dict().items() if isinstance(v, Tensor)}
+
+
+def _grown(own: Mapping[str, _Kind], one_more: Mapping[str, _Kind], classes: _Classes) -> dict[str, _Kind]:
+    """What a model of so many classes holds, told from its own and one with one more: each class adds the same."""
+    more = classes.stored - classes.own
+
+    def sizes(name: str) -> tuple[int, ...]:
+        pairs = zip(own[name].shape, one_more[name].shape, strict=True)
+        return tuple(a + (b - a) * more for a, b in pairs)
+
+    return {name: _Kind(sizes(name), own[name].dtype) for name in own if name in one_more}
+
+
+def _classes(own: Mapping[str, Any], state: State, own_classes: int | None = None) -> _Classes | None:
+    """The architecture's and the checkpoint's number of classes, where it alone is different.
 
     Example:
         >>> own, state = ({"scores": torch.ones(n), "boxes": torch.ones(4 * n)} for n in (10, 3))
         >>> _classes(own, state), _classes(own, state, 10)
-        (None, 3)
+        (None, _Classes(own=10, stored=3))
     """
     pairs = [(own[n].shape, state[n].shape) for n in own if n in state and own[n].shape != state[n].shape]
-    sizes = {(a[0], b[0]) for a, b in pairs if len(a) == len(b) > 0 and a[1:] == b[1:]}
+    sizes = {(a[0], b[0]) for a, b in pairs if len(a) == len(b) > 0 and a[1:] == b[1:] and a[0] and b[0]}
     # As many for each class in both: 4 x 10 and 4 x 3 are 10 and 3 classes.
     counts = {Fraction(b * (own_classes or a), a) for a, b in sizes}
     count = next(iter(counts)) if len(counts) == 1 and (own_classes or len(sizes) == 1) else None
-    return None if count is None or count.denominator > 1 else int(count)
+    if count is None or count.denominator > 1:
+        return None
+    return _Classes(own_classes or next(iter(sizes))[0], int(count))
 
 
-def _difference(own: Mapping[str, Tensor], state: State) -> str:
-    """Which names or shapes don't agree; empty if all do."""
+def _difference(own: Mapping[str, _Kind], state: State) -> str:
+    """Which names, shapes or kinds of numbers don't agree; empty if all do."""
     # Counters of batch normalisation, which old checkpoints lack; evaluation doesn't use them.
     missing = [n for n in own if n not in state and not n.endswith("num_batches_tracked")]
-    unknown = [n for n in state if n not in own]
+    unknown = [shortened(n) for n in state if n not in own]
+    both = [(n, own[n], state[n]) for n in own if n in state]
     shapes = [
-        f"{n} {tuple(state[n].shape)} instead of {tuple(own[n].shape)}"
-        for n in own
-        if n in state and own[n].shape != state[n].shape
+        f"{n} {tuple(value.shape)} instead of {kind.shape}" for n, kind, value in both if kind.shape != value.shape
     ]
-    kinds = (("it lacks", missing), ("the model has no", unknown), ("other shapes:", shapes))
+    numbers = [f"{n} {value.dtype} instead of {kind.dtype}" for n, kind, value in both if not _castable(value, kind)]
+    kinds = (
+        ("it lacks", missing),
+        ("the model has no", unknown),
+        ("other shapes:", shapes),
+        ("other numbers:", numbers),
+    )
     return "; ".join(f"{what} {_few(names)}" for what, names in kinds if names)
+
+
+def _castable(value: Tensor, kind: _Kind) -> bool:
+    """Whether a tensor holds such numbers, perhaps more or less exact ones: whole ones are no weights."""
+    if kind.dtype.is_floating_point or kind.dtype.is_complex:
+        return (value.is_floating_point(), value.is_complex()) == (kind.dtype.is_floating_point, kind.dtype.is_complex)
+    return not value.is_complex()
 
 
 def _few(names: list[str]) -> str:

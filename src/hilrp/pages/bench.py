@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hilrp.attribution.plotting import blend
+from hilrp.attribution.plotting import as_text, blend
 from hilrp.jobs.bench import methods
 from hilrp.jobs.bench.grid import Cell, Grid
 from hilrp.jobs.bench.report import (
@@ -30,6 +30,7 @@ from hilrp.jobs.bench.report import (
     split,
 )
 from hilrp.jobs.bench.summary import Table, tables
+from hilrp.models.picture_files import opened
 from hilrp.pages.parts import image, page
 
 #: The style of tables and maps.
@@ -146,7 +147,8 @@ def _naive(found: dict[str, Table]) -> str:
 def _figure(drawing: Figure, text: str) -> str:
     buffer = BytesIO()
     drawing.savefig(buffer, format="png", dpi=110)
-    return f'<div class="card">{image(Image.open(buffer).convert("RGB"), text, lossless=True)}</div>'
+    with opened(buffer) as picture:
+        return f'<div class="card">{image(picture.convert("RGB"), text, lossless=True)}</div>'
 
 
 def _traces(cells: Sequence[Cell]) -> str:
@@ -158,7 +160,9 @@ def _traces(cells: Sequence[Cell]) -> str:
         stages = [values for name, values in cell.figures.items() if name.startswith("trace ")]
         if cell.method == "hilrp" and stages:
             points = [float(np.median([v for v in values if v is not None])) for values in stages]
-            axis.plot(np.linspace(0, 1, len(points)), points, marker="o", markersize=3, label=short(cell.model))
+            axis.plot(
+                np.linspace(0, 1, len(points)), points, marker="o", markersize=3, label=as_text(short(cell.model))
+            )
     if not axis.lines:
         return ""
     axis.axhline(1, color="#888888", linewidth=0.8)
@@ -182,7 +186,7 @@ def _noise(found: dict[str, Table]) -> str:
         if spread:
             density = np.exp(-0.5 * (place / spread) ** 2) / spread / np.sqrt(2 * np.pi)
             axis.fill_between(place, density, color="#999999", alpha=0.4, label=f"single images, spread {spread:.2f}")
-        axis.set_title(name, fontsize=9)
+        axis.set_title(as_text(name), fontsize=9)
         axis.legend(fontsize=7)
     return _figure(drawing, "Faithfulness Correlation: means of all cells beside the spread of single images")
 
@@ -207,10 +211,10 @@ def _gammas(found: dict[str, Table]) -> str:
         for model in table.models:
             points = [(g, table.cells[model, names[g]].mean) for g in sorted(names) if (model, names[g]) in table.cells]
             if points:
-                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=short(model))
+                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=as_text(short(model)))
         axis.set_xscale("log")
         axis.set_xlabel("gamma")
-        axis.set_title(figure, fontsize=9)
+        axis.set_title(as_text(figure), fontsize=9)
         if figure != "pointing":
             axis.set_ylim(-1, 4)
     axes[0].legend(fontsize=6, ncols=2)

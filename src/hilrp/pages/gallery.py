@@ -13,6 +13,7 @@ from hilrp.attribution.verdicts import Verdict
 from hilrp.jobs.explain_files import Outcome
 from hilrp.method.ledger import REFERENCE
 from hilrp.method.rules import PRESETS
+from hilrp.models.picture_files import opened
 from hilrp.pages.parts import badge, image, meanings, page
 
 #: At most this many images are shown: the page holds them all in itself.
@@ -61,7 +62,7 @@ def _card(folder: Path, outcome: Outcome) -> str:
 
     facts, name = outcome.facts, outcome.source.name
     try:
-        with Image.open(folder / f"{name}.png", formats=("PNG",)) as figure:
+        with opened(folder / f"{name}.png") as figure:
             small = figure.convert("RGB")
         small = small.resize((round(_SCALE * small.width), round(_SCALE * small.height)), Image.Resampling.LANCZOS)
         drawn = image(small, f"{name}: input, relevance on it, signed map, stages, books", quality=85)

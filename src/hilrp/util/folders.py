@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-#: Errors of disks and networks that pass: they are not a file's own, and what is tried again later may succeed.
-PASSING = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN)
-
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
+from hilrp.util.regular_files import PASSING
 
 
 @dataclass(frozen=True)
@@ -29,33 +17,6 @@ class Unreadable:
 
     path: Path
     why: str
-
-
-def printable(value: Any) -> str:
-    r"""A value as text that can be written, also where bytes of a file's name are no letters.
-
-    Example:
-        >>> print(printable(os.fsdecode(b"caf\xe9.png")))
-        caf\udce9.png
-    """
-    return str(value).encode("utf-8", "backslashreplace").decode()
-
-
-def not_a_file(path: Path) -> str | None:
-    """Why a path can't be read as a file, or ``None``.
-
-    To open a pipe or a device may take for ever, so that this has to be asked before.
-    """
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        if error.errno in PASSING:
-            raise
-        return f"can't be looked at ({error.strerror}). Is it a link to what isn't there any more?"
-    except ValueError as error:
-        return f"not a name that a file can have ({error})."
-    kind = _KINDS.get(stat.S_IFMT(mode))
-    return None if kind is None else f"{kind}, and not a file. Take it out of the data."
 
 
 def walk(folder: Path, endings: tuple[str, ...], without: Path | None = None) -> Iterator[Path | Unreadable]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilrp.attribution.explainer import explain
+from hilrp.models.images import read
 from hilrp.models.libraries.recipe import download
 from hilrp.util.errors import InputError
 from hilrp.verify.report import Row
@@ -114,7 +115,6 @@ def _load(
 ) -> tuple[nn.Module, Tensor]:
     """The model with weights from the folder, or from the hub where none is given, and photographs for it."""
     import timm
-    from PIL import Image
     from safetensors.torch import load_file
 
     if images is None:
@@ -135,4 +135,4 @@ def _load(
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
     files = [item["file"] for item in json.loads((images / "index.json").read_text())]
     chosen = files[:: max(len(files) // count, 1)][:count]  # spread over the set, which may be sorted by class
-    return model, torch.stack([transform(Image.open(images / file).convert("RGB")) for file in chosen])
+    return model, torch.stack([transform(read(images / file)[0]) for file in chosen])

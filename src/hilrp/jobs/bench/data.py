@@ -20,10 +20,11 @@ from torch import Tensor
 
 from hilrp.models.images import read
 from hilrp.models.libraries.loaded import Loaded
+from hilrp.models.picture_files import opened
 from hilrp.scenes import CLASSES, Mask, Scene, Scenes
 from hilrp.targets import logits_of
 from hilrp.util.errors import InputError
-from hilrp.util.folders import not_a_file, printable
+from hilrp.util.regular_files import not_a_file, printable
 
 #: The scenes of the benchmark: neither the zoo's nor the demonstration's.
 SCENES = 500_000
@@ -191,10 +192,10 @@ def _index(folder: Path) -> list[Sample]:
 
         def place(entry: dict[str, Any] = entry, path: Path = path) -> Mask:
             if "mask" in entry:
-                with Image.open(folder / entry["mask"]) as mask:
+                with opened(folder / entry["mask"]) as mask:
                     # Borders that annotators were unsure of (128 of 255) don't count.
                     return np.asarray(mask.convert("L")) > 200
-            return box_mask(read(path)[0].size, entry["boxes"])
+            return box_mask(read(path, reduce=False)[0].size, entry["boxes"])
 
         samples.append(Sample(name, label, _picture(path), place, files=files, boxes=entry.get("boxes")))
     return samples
@@ -228,7 +229,7 @@ def _voc(folder: Path) -> list[Sample]:
             # Counted from one, the last pixel included.
             corners = [[float(box.findtext(side) or 0) for side in sides] for box in tree.iter("bndbox")]
             boxes = [[x0 - 1, y0 - 1, x1, y1] for x0, y0, x1, y1 in corners]
-            return box_mask(read(path)[0].size, boxes)
+            return box_mask(read(path, reduce=False)[0].size, boxes)
 
         files = (path, folder / "Annotations" / f"{name}.xml")
         samples.append(Sample(name, None, _picture(path), place, files=files))
@@ -250,7 +251,7 @@ def _imagenet_s(folder: Path) -> list[Sample]:
             path = next((folder / "validation" / place_folder.name).glob(f"{mask.stem}.*"))
 
             def place(mask: Path = mask, number: int = number) -> Mask:
-                with Image.open(mask) as picture:
+                with opened(mask) as picture:
                     channels = np.asarray(picture.convert("RGB")).astype(int)
                 return channels[..., 0] + 256 * channels[..., 1] == number
 

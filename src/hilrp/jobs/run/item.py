@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hilrp.util.errors import InputError, UnavailableError
-from hilrp.util.folders import not_a_file, printable
+from hilrp.util.regular_files import not_a_file, printable
 
 #: An image: its ``id``, where it is (``file``, ``tar``, ``parquet``, ``hub`` or ``scene``), perhaps its ``label``,
 #: ``boxes`` and ``mask``; or the ``error`` that keeps it from being read.
@@ -45,7 +45,7 @@ def names_of(paths: list[Path]) -> list[str]:
 def stamp(path: Path) -> str:
     """What tells a file from another of its name, without reading all of it: its size, and how it begins and ends."""
     digest = hashlib.sha256(str(path.stat().st_size).encode())
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest.update(file.read(4096))
         file.seek(max(0, path.stat().st_size - 65536))
         digest.update(file.read())

@@ -27,8 +27,10 @@ from hilrp.jobs.run.item import (
 )
 from hilrp.jobs.run.shards import parquets, tars
 from hilrp.models.images import ENDINGS
+from hilrp.models.picture_files import most_bytes, open_file
 from hilrp.util.errors import InputError, UnavailableError
-from hilrp.util.folders import Unreadable, not_a_file, printable, walk
+from hilrp.util.folders import Unreadable, walk
+from hilrp.util.regular_files import printable
 
 _SHARDS = ((".tar", tars), (".parquet", parquets))
 
@@ -200,11 +202,11 @@ class Reader:
 
     def _bytes(self, at: Item) -> bytes:
         if "file" in at:
-            why = not_a_file(Path(at["file"]))
-            if why is not None:
-                raise InputError(f"{at['file']}: {why}")
-            return Path(at["file"]).read_bytes()
+            with open_file(Path(at["file"])) as picture:
+                return picture.read()
         if "tar" in at:
+            if at["size"] > most_bytes():
+                raise InputError(f"it has {at['size'] / 1e6:,.0f} MB. Allow more with --max-megapixels.")
             return _member(at)
         if "scene" in at:
             return _drawn(at)

@@ -16,7 +16,7 @@ from hilrp.jobs.run.items import Reader
 from hilrp.models.images import read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.util.errors import HilrpError
-from hilrp.util.folders import PASSING
+from hilrp.util.regular_files import PASSING
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Preparer:
         if "error" in item:
             return Prepared(item, error=item["error"])
         try:
-            image, notes = read(self.reader.image(item))
+            image, notes = read(self.reader.image(item), reduce=not item.get("boxes"))
             made = Prepared(item, image.size, notes)
             mask = self._mask(item, image, notes)
             for loaded in self.models:

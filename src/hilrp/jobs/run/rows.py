@@ -16,7 +16,7 @@ from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.metrics.localisation import energy, pointing
 from hilrp.jobs.run.item import arrow, parquet_file
 from hilrp.util.atomic_files import write_whole
-from hilrp.util.folders import printable
+from hilrp.util.regular_files import printable
 
 #: Cells a side of the coarse map that every row has.
 GRID = 16

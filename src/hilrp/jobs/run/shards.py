@@ -28,7 +28,7 @@ from hilrp.jobs.run.item import (
 )
 from hilrp.models.images import ENDINGS
 from hilrp.util.errors import InputError
-from hilrp.util.folders import PASSING, not_a_file, printable
+from hilrp.util.regular_files import PASSING, not_a_file, printable
 
 #: The largest row group of Parquet that is read, in bytes: it is held as a whole.
 _GROUP = 2 * 2**30

@@ -26,6 +26,7 @@ from hilrp.jobs.run.rows import Row
 from hilrp.jobs.run.store import Piece, Store
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import load, split_name
+from hilrp.models.picture_files import MEGAPIXELS, allow
 from hilrp.targets import logits_of
 from hilrp.targets.classes import no_classifier
 from hilrp.util.errors import HilrpError
@@ -49,6 +50,7 @@ class Job:
         device: The device that models run on.
         threads: How many threads torch uses; zero leaves them as they are.
         readers: Threads that read and prepare images.
+        max_megapixels: The most that is decoded of an image; larger ones are rows with an error.
     """
 
     folder: str
@@ -61,6 +63,7 @@ class Job:
     threads: int = 0
     readers: int = 2
     boxes: str = "xyxy"
+    max_megapixels: int = MEGAPIXELS
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        allow(job.max_megapixels)
         if job.threads:
             torch.set_num_threads(job.threads)
         self.store = Store(Path(job.folder))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilrp.attribution.texts import ZeroShot
-from hilrp.models import weights
+from hilrp.models import checkpoint_files, weights
 from hilrp.models.libraries.loaded import Loaded, Preprocess, Texts
 from hilrp.models.libraries.recipe import Recipe, download, images
 from hilrp.util.errors import InputError
@@ -97,7 +97,7 @@ def load(name: str, checkpoint: str | Path | None = None, classes: Sequence[str]
         tag = _tag(name)
         model: Any = download(name, lambda: open_clip.create_model(name, pretrained=tag))
     else:
-        model = weights.fitted(make, weights.read(checkpoint), name, checkpoint)
+        model = weights.fitted(make, checkpoint_files.read(checkpoint), name, checkpoint)
     names = list(classes or open_clip.IMAGENET_CLASSNAMES)
     tokenise: Any = download(name, lambda: open_clip.get_tokenizer(name))
     with torch.no_grad():

@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import nn
 
-from hilrp.models import weights
+from hilrp.models import checkpoint_files, weights
 from hilrp.models.libraries.loaded import Loaded, Preprocess
 from hilrp.models.libraries.recipe import Recipe, download, images
 from hilrp.util.errors import InputError
@@ -78,7 +78,7 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     if checkpoint is None:
         model = download(name, lambda: timm.create_model(name, pretrained=True), _url(name))
     else:
-        model = weights.fitted(make, weights.read(checkpoint), name, checkpoint, _published_format)
+        model = weights.fitted(make, checkpoint_files.read(checkpoint), name, checkpoint, _published_format)
     return Loaded(f"timm/{name}", model, preprocessing(model), class_names(model))
 
 
@@ -115,8 +115,8 @@ def class_names(model: nn.Module) -> list[str] | None:
     return [info.index_to_description(i) for i in range(info.num_classes())]
 
 
-def _published_format(state: weights.State, model: nn.Module) -> weights.State:
+def _published_format(state: checkpoint_files.State, model: nn.Module) -> checkpoint_files.State:
     """Timm's own translation of the authors' checkpoints, and of weights for another image size."""
     translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    translated: weights.State = translate(state, model) if translate is not None else state
+    translated: checkpoint_files.State = translate(state, model) if translate is not None else state
     return translated

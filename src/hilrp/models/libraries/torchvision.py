@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchvision import models
 
-from hilrp.models import weights
+from hilrp.models import checkpoint_files, weights
 from hilrp.models.libraries.detectors import Detector
 from hilrp.models.libraries.loaded import Loaded, Preprocess
 from hilrp.models.libraries.recipe import Recipe, download, images
@@ -96,7 +96,7 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     if checkpoint is None:
         model = download(name, lambda: models.get_model(name, weights=published), published.url)
     else:
-        state = weights.read(checkpoint)
+        state = checkpoint_files.read(checkpoint)
         options = _options(name, task, state)
 
         def make(classes: int | None) -> nn.Module:
@@ -110,7 +110,7 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     return Loaded(f"torchvision/{name}", ready, Preprocess(transform, mean, std), categories)
 
 
-def _options(name: str, task: str, state: weights.State) -> dict[str, Any]:
+def _options(name: str, task: str, state: checkpoint_files.State) -> dict[str, Any]:
     """How the architecture is made that these weights are of."""
     options: dict[str, Any] = {"weights": None}
     if name in ("googlenet", "inception_v3"):

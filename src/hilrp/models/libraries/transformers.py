@@ -7,6 +7,7 @@ the published models of that type have.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from hilrp.attribution.texts import ImageTower
-from hilrp.models import weights
+from hilrp.models import checkpoint_files, weights
 from hilrp.models.libraries.loaded import Loaded, Preprocess, Texts
 from hilrp.models.libraries.recipe import Recipe, download, images, keyword, strongest
 from hilrp.util.errors import InputError
@@ -364,15 +365,16 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     )
 
     def make(classes: int | None) -> nn.Module:
+        own = deepcopy(config)  # the next one is made from it, too
         if classes is not None:
-            config.num_labels = classes
-        made: nn.Module = kind.from_config(config)
+            own.num_labels = classes
+        made: nn.Module = kind.from_config(own)
         return made
 
     if checkpoint is None:
         model: Any = download(name, lambda: kind.from_pretrained(name, trust_remote_code=False))
     else:
-        model = weights.fitted(make, weights.read(checkpoint), name, checkpoint)
+        model = weights.fitted(make, checkpoint_files.read(checkpoint), name, checkpoint)
 
     def process(image: Any) -> Tensor:
         pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]

@@ -18,7 +18,7 @@ from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
 
 from hilrp.attribution.texts import ImageTower, ZeroShot
-from hilrp.models import weights
+from hilrp.models import checkpoint_files, weights
 from hilrp.models.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts
 from hilrp.models.libraries.recipe import Recipe, images
 from hilrp.scenes import CLASSES
@@ -98,7 +98,7 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     if checkpoint is None:
         made, origin = model(name), ZOO_WEIGHTS
     else:
-        made = weights.fitted(_architecture(name).make, weights.read(checkpoint), name, checkpoint)
+        made = weights.fitted(_architecture(name).make, checkpoint_files.read(checkpoint), name, checkpoint)
         origin = f"weights of {Path(checkpoint).name}"
     if not isinstance(made, TwoTowers):
         classes = None if getattr(made, "num_classes", None) == 0 else list(CLASSES)
