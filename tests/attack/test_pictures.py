@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from attack.picture_cases import GREEN, PLACES, RED, damaged, deep_bomb, halves, refused, right, saved
 from helpers.bounded import bounded
@@ -24,7 +23,7 @@ from hilrp.models.images import read
 from hilrp.util.errors import InputError
 
 #: What any of the files may take.
-SECONDS, MEGABYTES = 8, 120
+SECONDS, MEGABYTES = 3, 120
 RIGHT, REFUSED, DAMAGED = right(), refused(), damaged()
 
 
@@ -119,24 +118,20 @@ def test_open_files_are_judged_alike():
         assert words in str(error)
 
 
-def test_ghostscript_is_never_started(tmp_path):
+def test_ghostscript_is_never_started(tmp_path, monkeypatch):
     """A program of its name stands in its place, and leaves a trace."""
     trace = tmp_path / "started"
     program = tmp_path / "bin" / "gs"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ntouch '{trace}'\nexit 1\n")
     program.chmod(0o755)
-    code = (
-        "import sys; from pathlib import Path; from hilrp.models.images import read\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: read(Path(name))\n"
-        "    except Exception: pass\n"
-    )
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # where it was found before
     files = [written(tmp_path, name, REFUSED[name][0]) for name in REFUSED if "postscript" in name]
     assert len(files) == 3
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code, *map(str, files)], env=environment, check=True, timeout=60)
+    for file in files:
+        with pytest.raises(InputError):
+            read(file)
     assert not trace.exists()
 
 
@@ -158,7 +153,7 @@ def test_the_bomb_of_the_attack(tmp_path):
         [sys.executable, "-c", code, str(bomb)],
         env=environment,
         check=True,
-        timeout=120,
+        timeout=300,
         capture_output=True,
         text=True,
     )
@@ -171,10 +166,10 @@ def test_the_bomb_of_the_attack(tmp_path):
 
 def test_pictures_are_opened_in_one_place():
     """`Image.open` tries every format that there is, unless it is told which."""
-    files = [file for folder in ("src", "scripts", "benchmarks") for file in sorted((ROOT / folder).rglob("*.py"))]
-    calls = [(f, n) for f in files for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Call)]
-    found = [(f.name, [k.arg for k in n.keywords]) for f, n in calls if ast.unparse(n.func).endswith("Image.open")]
-    assert found == [("picture_files.py", ["formats"])]
+    files = [file for folder in ("src", "scripts", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    found = [(file.name, call) for file in files for call in re.findall(r"Image\.open\(.*", file.read_text())]
+    assert [name for name, _ in found] == ["picture_files.py"]
+    assert "formats=" in found[0][1]
 
 
 def test_a_pipe_in_a_data_set(tmp_path):

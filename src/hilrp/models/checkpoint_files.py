@@ -99,7 +99,9 @@ def _check_archive(path: Path, size: int) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise InputError("it is a compressed archive, which torch.save doesn't write. Save it again with torch.save.")
+        raise InputError(
+            f"it is a compressed archive, or a program of TorchScript, and no file of torch.save. {_AGAIN}"
+        )
     claimed = sum(member.file_size for member in members)
     if claimed > size:
         raise InputError(f"its parts are to have {_megabytes(claimed)}, but it has {_megabytes(size)}. {_AGAIN}")

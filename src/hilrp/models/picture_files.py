@@ -28,7 +28,7 @@ _BYTES = 4
 #: JPEGs of more pixels are decoded at half their width and height. Whoever allows more doesn't change what is seen.
 _REDUCED = MEGAPIXELS * 10**6
 #: Headers take a few hundred reads. More are a flood of empty chunks, or a comment that Pillow takes hours for.
-_READS = 20_000
+_READS = 5000
 _MORE = "Scale it down or compress it first, or allow more with --max-megapixels."
 
 _allowed = MEGAPIXELS * 10**6
@@ -109,7 +109,7 @@ def is_animated(image: Image.Image) -> bool:
     """Whether more pictures follow the first, as far as that can be told soon."""
     file = getattr(image, "_fp", None)
     if isinstance(file, _Counted):  # Pillow reads what follows the first picture of a GIF as it reads headers
-        file.left = _READS
+        file.left = 4 * _READS
     try:
         return bool(getattr(image, "is_animated", False))
     except Exception:  # it may be broken, or without an end
