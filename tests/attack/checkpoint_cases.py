@@ -119,7 +119,7 @@ def contents() -> dict[str, tuple[bytes, str]]:
     more = COUNT * 100_000
     unreadable, no_safetensors, no_fit = "can't be read", "not a readable safetensors", "does not fit"
     code, again, few = "run code", "Save", 2 * 10**5
-    script = io.BytesIO()
+    script, zeros = io.BytesIO(), saved(GOOD | {"zeros": torch.zeros(10**7)})
     torch.jit.save(torch.jit.script(nn.Linear(2, 2)), script)
     cases = {
         "empty.pt": (b"", "empty"),
@@ -162,11 +162,8 @@ def contents() -> dict[str, tuple[bytes, str]]:
         "endless pickle.pt": (b"\x80\x02" + b"]" * 1000, ""),
         "no pickle inside.pt": (archive({"data/0": bytes(8)}), unreadable),
         "another archive.pt": (archive({"hello.txt": b"hello"}), unreadable),
-        "script.pt": (script.getvalue(), unreadable),
-        "compressed.pt": (
-            archive(members(saved(GOOD | {"z": torch.zeros(10**7)})), zipfile.ZIP_DEFLATED),
-            "compressed",
-        ),
+        "script.pt": (script.getvalue(), "TorchScript"),
+        "compressed.pt": (archive(members(zeros), zipfile.ZIP_DEFLATED), "compressed"),
         "lying archive.pt": (lying(plain), "are to have"),
         "numbers.pt": (saved({"epoch": 3}), "no weights"),
         "list.pt": (saved(list(GOOD.values())), "no weights"),

@@ -17,7 +17,8 @@ import hilrp.jobs.explain_files
 import hilrp.zoo.architectures
 from helpers.commands import invoke, words
 from hilrp.attribution.verdicts import Verdict
-from hilrp.scenes import Scenes
+from hilrp.models import picture_files
+from hilrp.scenes import CLASSES, Scenes
 from hilrp.util.atomic_files import write_whole
 
 
@@ -384,3 +385,23 @@ def test_images_of_the_same_name_do_not_overwrite_each_other(picture, tmp_path):
     result = invoke("explain", picture, other, "--model", "zoo/resnet", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["0-1.png", "0-2.png"]
+
+
+def test_a_class_that_looks_like_mathematics_does_not_end_the_run(folder, tmp_path):
+    """Nor does it keep any figure from being drawn."""
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join([r"$\badmacro{x}$"] * len(CLASSES)))
+    result = invoke("explain", folder, "--model", "zoo/resnet", "--classes", names, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "3 of 3 explained." in result.output
+
+
+def test_larger_pictures_are_refused_unless_they_are_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(picture_files, "_allowed", picture_files.allowed())  # as it was, afterwards
+    Image.new("RGB", (1200, 1000)).save(tmp_path / "large.png")
+    command = ("explain", tmp_path / "large.png", "--model", "zoo/resnet", "-o", tmp_path / "out", "--max-megapixels")
+    result = invoke(*command, 1)
+    assert result.exit_code == 1
+    assert "large.png: it is too large (1200 x 1000, 1 megapixels to decode" in words(result)
+    assert words(result).count("large.png") == 1
+    assert invoke(*command, 2).exit_code == 0

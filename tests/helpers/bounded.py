@@ -14,7 +14,10 @@ _PATIENCE = 60
 
 
 def bounded(call: Callable[[], Any], seconds: float, megabytes: float) -> Any:
-    """What a call returns, or the error that it raises; fails if it takes more time of the processor, or more memory."""
+    """What a call returns, or the error that it raises.
+
+    Fails if it takes more of the processor's time, or more memory.
+    """
     outcome: list[Any] = []
 
     def run() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 
-from hilrp.models.images import find, read
+from hilrp.models import images, picture_files
+from hilrp.models.images import as_rgb, find, read
+from hilrp.models.libraries.zoo import _preprocess
 from hilrp.util.errors import InputError
 
 RED, GREEN = (200, 30, 30), (30, 200, 30)
@@ -178,3 +183,100 @@ def test_names_of_results_do_not_collide(tmp_path):
         (tmp_path / name).write_bytes(b"")
     names = [s.name for s in find([tmp_path / "x/a.png", tmp_path / "y/a.png", tmp_path / "z/a-1.png"])[0]]
     assert names == ["a-2", "a-3", "a-1"]
+
+
+def test_a_link_to_itself_beside_results(tmp_path):
+    two_halves().save(tmp_path / "a.png")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    assert [source.name for source in find([tmp_path], tmp_path / "out")[0]] == ["a"]
+
+
+def test_what_is_neither_file_nor_folder(tmp_path):
+    os.mkfifo(tmp_path / "x.png")
+    found, problems = find([tmp_path / "x.png"])
+    assert found == []
+    assert "a pipe, a device or a socket" in problems[str(tmp_path / "x.png")]
+
+
+def at_once(image):
+    """A picture in RGB, all of it at once."""
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image.convert("RGB")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "L", "1", "P", "CMYK", "YCbCr", "I;16"])
+def test_strips_make_the_same_picture(monkeypatch, mode):
+    """Bit for bit what is made at once."""
+    monkeypatch.setattr(images, "_STRIP", 1000)
+    values = np.random.default_rng(0).integers(0, 256, (61, 47, 4), dtype=np.uint8)
+    values[0, 0] = 255
+    if mode == "I;16":
+        picture = Image.fromarray(values[..., 0].astype(np.uint16) * 257)
+        expected = Image.fromarray(values[..., 0]).convert("RGB")
+    else:
+        layers = Image.fromarray(values)
+        picture = (layers if mode in ("RGBA", "LA") else layers.convert("RGB")).convert(mode)
+        expected = at_once(picture)
+    found = as_rgb(picture)[0]
+    assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_ordinary_photographs_are_decoded_as_ever(tmp_path, orientation):
+    """What models get of JPEGs is, bit for bit, what Pillow makes of them."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    noise = np.random.default_rng(1).integers(0, 256, (70, 110, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((2200, 1400)).save(tmp_path / "a.jpg", exif=exif)
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = ImageOps.exif_transpose(image).convert("RGB")
+    found, notes = read(tmp_path / "a.jpg")
+    assert notes == []
+    assert np.array_equal(np.asarray(found), np.asarray(expected))
+    assert torch.equal(_preprocess(as_rgb(found)[0]), _preprocess(expected))
+
+
+def smooth(width, height):
+    """A large picture that is quickly made: it changes slowly from left to right and from top to bottom."""
+    small = np.stack(np.meshgrid(np.arange(64) * 3, np.arange(64) * 2), -1).astype(np.uint8)
+    return Image.fromarray(np.dstack([small, small[..., :1]])).resize((width, height))
+
+
+def test_very_large_photographs_are_decoded_at_half_their_size(tmp_path, monkeypatch):
+    """They differ a little from what the whole gives, and that is said."""
+    smooth(1600, 1200).save(tmp_path / "a.jpg", quality=95)
+    whole, _ = read(tmp_path / "a.jpg")
+    monkeypatch.setattr(picture_files, "_REDUCED", 1599 * 1200)
+    found, notes = read(tmp_path / "a.jpg")
+    assert found.size == (800, 600)
+    assert notes == ["it was decoded at half its width and height, since it is very large"]
+    assert np.abs(np.asarray(found) - np.asarray(whole.reduce(2)).astype(int)).max() <= 3
+    assert read(tmp_path / "a.jpg", reduce=False)[0].size == (1600, 1200)
+
+
+def test_what_is_reduced_counts_as_what_it_becomes(tmp_path, monkeypatch):
+    smooth(1600, 1200).save(tmp_path / "a.jpg")
+    smooth(1600, 1200).save(tmp_path / "progressive.jpg", progressive=True)
+    smooth(1600, 1200).save(tmp_path / "a.png")
+    monkeypatch.setattr(picture_files, "_REDUCED", 10**6)
+    monkeypatch.setattr(picture_files, "_allowed", 10**6)
+    assert read(tmp_path / "a.jpg")[0].size == (800, 600)
+    for name, options in (("a.jpg", {"reduce": False}), ("progressive.jpg", {}), ("a.png", {})):
+        with pytest.raises(InputError, match="1600 x 1200, 2 megapixels"):
+            read(tmp_path / name, **options)
+
+
+def test_more_can_be_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(picture_files, "_allowed", picture_files.allowed())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+    smooth(1600, 1200).save(tmp_path / "a.png")
+    picture_files.allow(1)
+    with pytest.raises(InputError, match="--max-megapixels"):
+        read(tmp_path / "a.png")
+    picture_files.allow(2)
+    assert read(tmp_path / "a.png")[0].size == (1600, 1200)
+    assert picture_files.most_bytes() == 8 * 10**6
+    assert Image.MAX_IMAGE_PIXELS < 10**8  # others that use Pillow in this process keep their limit
+    picture_files.allow(1000)
+    assert Image.MAX_IMAGE_PIXELS == 2 * 10**9

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hilrp.models.picture_files import allowed, is_animated, is_reduced, opened
+from hilrp.models.picture_files import MEGAPIXELS, allowed, is_animated, is_reduced, opened
 from hilrp.util.errors import InputError
 from hilrp.util.folders import Unreadable, walk
 from hilrp.util.regular_files import not_a_file
@@ -135,7 +135,8 @@ def as_rgb(image: Any) -> tuple[Image.Image, list[str]]:
 
 def _check_proportions(image: Image.Image) -> None:
     """Raises if a picture is so narrow that it would be too large once its short side is as long as models take it."""
-    if max(image.size) * _SHORT**2 > allowed() * min(image.size):
+    most = max(allowed(), MEGAPIXELS * 10**6)  # whoever allows less means large pictures
+    if max(image.size) * _SHORT**2 > most * min(image.size):
         raise InputError(
             f"it is {image.width} x {image.height}, too narrow: with a short side of {_SHORT} pixels it would be too "
             "large. Crop it first, or allow more with --max-megapixels."
