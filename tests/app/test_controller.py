@@ -157,7 +157,7 @@ def test_weights_that_are_none(controller, tmp_path):
     session = begun(controller)
     before = session.loaded
     path = sent(tmp_path, "mine.pt", b"no weights")
-    with pytest.raises(InputError, match=r"checkpoint mine\.pt is no checkpoint"):
+    with pytest.raises(InputError, match=r"checkpoint mine\.pt: it is no checkpoint"):
         controller.weights(session, "zoo/resnet", path, None)
     assert session.loaded is before
     assert list(tmp_path.rglob("*")) == []

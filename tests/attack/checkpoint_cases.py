@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import struct
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -115,6 +116,12 @@ def nested(depth: int) -> Any:
 
 def contents() -> dict[str, tuple[bytes, str]]:
     """Files that are refused: name -> content, and what is said of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of what is old or new in it
+        return _contents()
+
+
+def _contents() -> dict[str, tuple[bytes, str]]:
     plain, safe = saved(GOOD), as_safetensors(GOOD)
     more = COUNT * 100_000
     unreadable, no_safetensors, no_fit = "can't be read", "not a readable safetensors", "does not fit"
