@@ -45,7 +45,7 @@ def names_of(paths: list[Path]) -> list[str]:
 def stamp(path: Path) -> str:
     """What tells a file from another of its name, without reading all of it: its size, and how it begins and ends."""
     digest = hashlib.sha256(str(path.stat().st_size).encode())
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         digest.update(file.read(4096))
         file.seek(max(0, path.stat().st_size - 65536))
         digest.update(file.read())
