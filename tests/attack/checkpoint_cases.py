@@ -125,7 +125,7 @@ def _contents() -> dict[str, tuple[bytes, str]]:
     plain, safe = saved(GOOD), as_safetensors(GOOD)
     more = COUNT * 100_000
     unreadable, no_safetensors, no_fit = "can't be read", "not a readable safetensors", "does not fit"
-    code, again, few = "run code", "Save", 2 * 10**5
+    code, again, few = "run code", "Save", 10**6
     script, zeros = io.BytesIO(), saved(GOOD | {"zeros": torch.zeros(10**7)})
     torch.jit.save(torch.jit.script(nn.Linear(2, 2)), script)
     cases = {
