@@ -23,7 +23,7 @@ from pathlib import Path
 from dependencies import LOCK, locked, requirements
 
 #: What the lock is for.
-PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"
+PYTHON, PLATFORM, GLIBC = "3.11", "x86_64-manylinux_2_28", (2, 28)
 #: There is no wheel of it. It is built with the locked setuptools; nothing else may run code while it is installed.
 SOURCES, BUILDERS = "grad-cam", ("setuptools",)
 
@@ -31,7 +31,9 @@ SOURCES, BUILDERS = "grad-cam", ("setuptools",)
 def fits() -> bool:
     """Whether the lock's files are for this Python on this machine."""
     here = sys.implementation.name, *platform.python_version_tuple()[:2], sys.platform, platform.machine()
-    return here == ("cpython", *PYTHON.split("."), "linux", "x86_64") and platform.libc_ver()[0] == "glibc"
+    library, version = platform.libc_ver()
+    new_enough = library == "glibc" and tuple(map(int, version.split(".")[:2])) >= GLIBC
+    return here == ("cpython", *PYTHON.split("."), "linux", "x86_64") and new_enough
 
 
 def install(python: Path, wanted: Sequence[str]) -> None:

@@ -96,6 +96,7 @@ def installed(monkeypatch, fits: bool) -> list[list[str]]:
         ("platform.machine", lambda: "aarch64"),
         ("platform.python_version_tuple", lambda: ("3", "12", "1")),
         ("platform.libc_ver", lambda: ("", "")),
+        ("platform.libc_ver", lambda: ("glibc", "2.17")),
         ("sys.implementation.name", "pypy"),
     ],
 )

@@ -78,3 +78,14 @@ def test_it_ends_with_the_server():
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         process.stdin.close()
         assert process.wait(60) == 1
+
+
+def test_what_lies_in_the_folder_is_no_library(monkeypatch, tmp_path):
+    """A file of that name where the page was started is not run."""
+    for name in ("timm", "hilrp", "huggingface_hub"):
+        (tmp_path / f"{name}.py").write_text("open('was_run', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError):
+        fetching.fetch("resnet10t", threading.Event())
+    assert not (tmp_path / "was_run").exists()

@@ -156,6 +156,9 @@ ELSEWHERE = [
     {"origin": "http://127.0.0.1:7860"},
     {"origin": "http://localhost:7860.evil.example"},
     {"origin": "http://[::1"},
+    {"host": "[::1::]"},
+    {"host": "[1.2]"},
+    {"host": "localhost:99999", "origin": "http://localhost:99998"},
     {"origin": "null"},
     {"origin": ""},
     {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
@@ -263,6 +266,7 @@ def test_the_token_opens_the_page_once(public):
     assert all(part in cookie for part in ("hilrp-token-7860=", "httponly", "samesite=lax"))
     assert public.get("/").status_code == 200
     assert TOKEN not in public.get("/").text
+    assert public.get(f"/?token={TOKEN}").headers["location"] == "/"  # it leaves the address every time
     assert public.post(f"/?token={TOKEN}").status_code == 404
 
 
@@ -619,8 +623,8 @@ def test_names_of_files(page, sent, kept):
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        ("No such file or directory: '/root/.cache/hub/x.bin'", "No such file or directory: 'x.bin'"),
-        ("can't open /tmp/hilrp-serve-1/ab/mine.pt.", "can't open mine.pt."),
+        ("No such file or directory: '/home/me/.cache/hub/x.bin'", "No such file or directory: 'x.bin'"),
+        ("can't open /var/hilrp-serve-1/ab/mine.pt.", "can't open mine.pt."),
         ("C:\\Users\\me\\x.pt is no checkpoint", "x.pt is no checkpoint"),
         ("~/models/x.pt: not a file", "x.pt: not a file"),
         ("zoo/swin, timm/resnet50 and https://example.org/a/b stay", None),

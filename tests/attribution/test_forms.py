@@ -187,6 +187,40 @@ def test_an_explainer_that_knows_the_layers_gives_what_a_new_one_gives():
         torch.testing.assert_close(found.relevance, fresh.relevance, rtol=1e-12, atol=0)
 
 
+def test_functions_that_hold_themselves(x):
+    def walk(output, depth=2):
+        return output["first"][:, 1] if depth == 0 else walk(output, depth - 1)
+
+    model = Heads().double().eval()
+    assert [*map(str, hilrp.explain(model, x, walk).verdicts)] == ["valid"] * 2
+    assert described(walk) == described(walk)
+    loop: list = [1]
+    loop.append(loop)
+    assert described(loop) == described(loop)
+
+
+def test_a_function_that_keeps_its_weight(x):
+    """A tensor of that name on a node of the graph is none of hilrp's rules."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, h, weight):
+            ctx.weight = weight
+            return h * weight
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.weight, None
+
+    class Net(Heads):
+        def forward(self, x):
+            return self.b(Scaled.apply(self.a(x), torch.arange(1.0, 9.0, dtype=x.dtype)))
+
+    with hilrp.register(Scaled, "reindexing"):
+        found = hilrp.explain(Net().double().eval(), x, 1, "secant", reference=0.0)
+    assert float(found.ledger.residual.max()) < 1e-10
+
+
 # Keys -----------------------------------------------------------------------------------------------------------------
 
 

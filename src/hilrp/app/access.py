@@ -31,13 +31,14 @@ class Access:
     def refusal(self, request: HTTPConnection) -> str | None:
         """Why a request is not answered, whoever sends it."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if len(request.headers.getlist("host")) != 1 or not _HOST.fullmatch(host):
+        place = _place(f"{request.scope['scheme'].replace('ws', 'http')}://{host}")
+        if len(request.headers.getlist("host")) != 1 or not _HOST.fullmatch(host) or place is None:
             return "The address of this page is no valid one."
         # Pages of other names that lead here must not read what is shown here.
-        if self.host in LOOPBACK and urlsplit(f"//{host}").hostname not in LOOPBACK:
+        if self.host in LOOPBACK and place[1] not in LOOPBACK:
             return "This page is for this machine alone."
         # Other pages must not send anything, those of this machine's other ports included; links may be followed.
-        if origin is not None and _place(origin) != _place(f"{request.url.scheme}://{host}"):
+        if origin is not None and _place(origin) != place:
             return "Requests of other pages are not answered."
         elsewhere = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if elsewhere and request.headers.get("sec-fetch-mode") != "navigate":

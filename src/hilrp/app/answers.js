@@ -40,10 +40,12 @@
       while (awaited.size && stream === current) {
         if (await pass(current)) continue;
         stream = null;
+        awaited.clear(); // they went with the connection
         current.to.close();
       }
     } catch (error) {
       if (stream === current) stream = null;
+      awaited.clear();
       current.to.error(error);
     } finally {
       listening = false;

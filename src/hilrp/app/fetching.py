@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import redirect_stdout
 
 from hilrp.app.stopping import Stopped
 from hilrp.util.errors import HilrpError, InputError
 
-_COMMAND = [sys.executable, "-m", "hilrp.app.fetching"]
+#: With -P, so that what lies in the folder where the page was started is not taken for a library.
+_COMMAND = [sys.executable, "-P", "-m", "hilrp.app.fetching"]
 #: Every so many seconds it is looked whether anybody waits.
 _PAUSE = 0.2
 
@@ -46,7 +48,8 @@ def _main() -> None:
     from hilrp.models.loading import load
 
     try:
-        load(sys.argv[1])
+        with redirect_stdout(sys.stderr):  # what libraries print is not for who waits
+            load(sys.argv[1])
     except HilrpError as error:
         print(error)
         sys.exit(1)

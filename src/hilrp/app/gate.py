@@ -111,9 +111,10 @@ class Gate:
         if why is not None:
             raise Refused(why, 403)
         method, path = request.scope["method"], request.scope["path"]
-        if not self.access.allowed(request):
-            if method != "GET" or path != "/" or not self.access.introduced(request):
-                raise Refused("This page needs its token. Open the address that hilrp serve printed.", 403)
+        introduced = method == "GET" and path == "/" and self.access.introduced(request)
+        if not introduced and not self.access.allowed(request):
+            raise Refused("This page needs its token. Open the address that hilrp serve printed.", 403)
+        if introduced:
             # Without the token in the address, which is kept in histories.
             answer = RedirectResponse("/", 303)
             encrypted = request.url.scheme == "https"

@@ -1,7 +1,7 @@
 """What an answer about a model holds for: the form of its input, what is asked, and which rules are in force.
 
-An answer is remembered by such a form. Two things have one form only if nothing that the answer could depend on tells
-them apart, so what can't be looked into is known by its identity, and forgotten with it.
+An answer is remembered by such a form. What can't be looked into is known by its identity, and forgotten with it. (The
+globals that a function of the user's reads are not looked at.)
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class _Same:
         return mine is not None and mine is other._value()
 
 
-def described(value: Any) -> Hashable:
+def described(value: Any, within: tuple[int, ...] = ()) -> Hashable:
     """Something as a key: plain values by what they are, functions by their code and what they hold.
+
+    What holds itself (a function that calls itself) is ``within`` itself, by identity.
 
     Example:
         >>> one, other, third = ((lambda y, k=k: y[:, k]) for k in (1, 1, 2))
@@ -55,18 +57,20 @@ def described(value: Any) -> Hashable:
     """
     if isinstance(value, _PLAIN):
         return type(value), value
+    if id(value) in within:
+        return "itself", within.index(id(value))
+    inner = partial(described, within=(*within, id(value)))
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(described, value))
+        return type(value), tuple(map(inner, value))
     if isinstance(value, Mapping):
-        return type(value), tuple((described(key), described(each)) for key, each in value.items())
+        return type(value), tuple((inner(key), inner(each)) for key, each in value.items())
     if isinstance(value, partial):
-        return partial, described(value.func), described(value.args), described(value.keywords)
+        return partial, inner(value.func), inner(value.args), inner(value.keywords)
     if isinstance(value, types.MethodType):
-        return described(value.__func__), _Same(value.__self__)
+        return inner(value.__func__), _Same(value.__self__)
     if isinstance(value, types.FunctionType):
-        held = value.__closure__ or (), value.__defaults__ or (), value.__kwdefaults__ or {}
-        cells = tuple(described(_content(cell)) for cell in held[0])
-        return value.__code__, cells, described(held[1]), described(held[2])
+        held = [_content(cell) for cell in value.__closure__ or ()]
+        return value.__code__, *map(inner, (held, value.__defaults__ or (), value.__kwdefaults__ or {}))
     if isinstance(value, (types.BuiltinFunctionType, types.ModuleType)):
         return value
     return _Same(value)
@@ -128,5 +132,6 @@ def of_model(model: nn.Module) -> Hashable:
 
 def circumstances(model: nn.Module, x: Any) -> Hashable:
     """All that an answer about a model holds for, whatever is asked."""
-    autocast = tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    autocast = tuple((device, torch.get_autocast_dtype(device)) for device in devices)
     return of_input(x), of_model(model), of_registered(), autocast

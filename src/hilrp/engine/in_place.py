@@ -309,7 +309,7 @@ def _pieces_of(engine: Engine, root: Tensor) -> Pieces:
         return pieces
     extent = 1 + sum((size - 1) * step for size, step in zip(root.shape, root.stride(), strict=True))
     whole = Piece.of(current, engine.tracker.info(current))
-    return Pieces((whole,), torch.zeros(extent, dtype=torch.int32))
+    return Pieces((whole,), torch.zeros(extent, dtype=torch.int32, device="cpu"))
 
 
 def _form(t: Tensor) -> tuple[Any, ...]:

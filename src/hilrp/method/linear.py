@@ -104,8 +104,9 @@ def least_weight(left: Tensor, bound: float) -> Tensor:
 def live_layers(score: Tensor) -> Iterator[int]:
     """The numbers of the layers under the bounded rule that a score depends on."""
     for node in graph_nodes(score):
-        weight = getattr(node, "weight", None) or node.metadata.get(_LAYER)
-        if isinstance(weight, Gamma) and weight.layers is not None:
+        weight = getattr(node, "weight", None)
+        weight = weight if isinstance(weight, Gamma) else node.metadata.get(_LAYER)
+        if weight is not None and weight.layers is not None:
             yield weight.number
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -74,8 +75,8 @@ def opened(source: Path | IO[bytes], reduce: bool = False) -> Iterator[Image.Ima
 
     name = f"{printable(source)}: " if isinstance(source, Path) else ""
     try:
-        with ExitStack() as stack, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata
+        _quiet()
+        with ExitStack() as stack:
             file: Any = stack.enter_context(open_file(source)) if isinstance(source, Path) else source
             counted = _Counted(file)
             image = stack.enter_context(Image.open(counted, formats=_formats()))
@@ -98,6 +99,12 @@ def opened(source: Path | IO[bytes], reduce: bool = False) -> Iterator[Image.Ima
         raise InputError(
             f"{name}not a readable image ({reason}). Is the file complete? Save it again as JPEG or PNG."
         ) from error
+
+
+@cache
+def _quiet() -> None:
+    """Has Pillow say nothing of odd metadata. Once, since threads read pictures and share what is said."""
+    warnings.filterwarnings("ignore", module=r"PIL\b")
 
 
 def is_reduced(image: Image.Image) -> bool:

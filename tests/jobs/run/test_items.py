@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import hilrp
 from helpers.runs import COUNT, FORMS, as_parquet, as_tars, done, rows, run
 from hilrp.jobs.run import worker
+from hilrp.jobs.run.item import label_of
 from hilrp.jobs.run.items import Reader, find
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.scenes.tag import TAGGED
@@ -188,3 +189,14 @@ def test_one_broken_shard_of_several(form, scenes, tmp_path):
     found = rows(tmp_path / "out")
     assert [row["error"] is None for row in found] == [True] * COUNT + [False]
     assert found[-1]["id"] == f"z{ending}"
+
+
+def test_annotations_that_are_odd_end_nothing(tmp_path):
+    """A label of thousands of digits is text; a mask that is no name is an error that says so."""
+    assert label_of("1" * 5000) == {"label": "1" * 5000}
+    assert label_of(" 007 ") == {"label": 7}
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    for mask in (None, 3, ["b.png"]):
+        (tmp_path / "index.json").write_text(json.dumps([{"file": "a.png", "label": 1, "mask": mask}]))
+        with pytest.raises(InputError, match="not a name"):
+            list(find(str(tmp_path)))

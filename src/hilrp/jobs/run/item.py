@@ -58,7 +58,9 @@ def label_of(value: Any) -> Item:
         return {}
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
-    whole = isinstance(value, Integral) or (isinstance(value, str) and value.strip().isdecimal())
+    # Longer ones are no numbers of classes, and Python doesn't read them.
+    digits = isinstance(value, str) and value.strip().isdecimal() and len(value.strip()) <= 18
+    whole = isinstance(value, Integral) or digits
     return {"label": int(value) if whole else printable(value).strip()}
 
 

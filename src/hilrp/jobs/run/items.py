@@ -121,8 +121,9 @@ def _index(folder: Path) -> Iterator[Item]:
     try:
         entries = json.loads((folder / "index.json").read_bytes())
         often = Counter(entry["file"] for entry in entries)
-        if not all(isinstance(name, str) for name in often):
-            raise TypeError("a file that is not a name")
+        masks = [entry["mask"] for entry in entries if "mask" in entry]
+        if not all(isinstance(name, str) for name in (*often, *masks)):
+            raise TypeError("a file or a mask that is not a name")
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{folder / 'index.json'}: not a list of entries with a file ({error}).") from error
     for number, entry in enumerate(entries):
@@ -223,7 +224,7 @@ class Reader:
         value = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(value, bytes):
             raise InputError("its row holds no bytes of an image.")
-        return value
+        return _small_enough(value)
 
     def _example(self, at: Item) -> bytes:
         key = at["hub"], at["split"]
@@ -232,8 +233,16 @@ class Reader:
 
             self._hubs[key] = hub(*key).cast_column(at["column"], datasets.Image(decode=False))
         value = self._hubs[key][at["row"]][at["column"]]
-        found: bytes = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
-        return found
+        if value["bytes"] is not None:
+            return _small_enough(value["bytes"])
+        with open_file(Path(value["path"])) as file:
+            return file.read()
+
+
+def _small_enough(image: bytes) -> bytes:
+    if len(image) > most_bytes():
+        raise InputError(f"it has {len(image) / 1e6:,.0f} MB. Allow more with --max-megapixels.")
+    return image
 
 
 def _member(at: Item) -> bytes:

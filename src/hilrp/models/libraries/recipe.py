@@ -80,7 +80,7 @@ def download(name: str, make: Callable[[], _Made], url: str | None = None) -> _M
                 return make()
         endpoint = None if os.path.isdir(name) else connection.hub()
         away = connection.unreachable(endpoint) if endpoint else None
-        with connection.cache_only() if away else nullcontext():
+        with connection.cache_only() if away else nullcontext(), connection.weights_only():
             return make()
     except Exception as error:  # the hubs' clients raise errors of many libraries
         reason = " ".join(str(error).split()) or "no reason given"
