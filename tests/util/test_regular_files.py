@@ -9,7 +9,7 @@ import pytest
 
 from helpers.bounded import bounded
 from hilrp.util.errors import InputError
-from hilrp.util.regular_files import open_regular, path_text
+from hilrp.util.regular_files import open_regular, printable
 
 
 def test_a_file(tmp_path):
@@ -25,7 +25,7 @@ def test_what_is_none(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "large").write_bytes(bytes(10**6))
     for path, words in (
-        (tmp_path / "pipe", "it is a pipe"),
+        (tmp_path / "pipe", "it is a named pipe"),
         (tmp_path, "it is a folder"),
         (Path("/dev/null"), "it is a device"),
         (tmp_path / "empty", "it is empty"),
@@ -39,4 +39,4 @@ def test_what_is_none(tmp_path):
 
 
 def test_names_that_are_no_text():
-    assert path_text(Path(os.fsdecode(b"a\xff"))) == r"a\udcff"
+    assert printable(Path(os.fsdecode(b"a\xff"))) == r"a\udcff"

@@ -27,7 +27,7 @@ from hilrp.jobs.run.store import Store
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 COUNT, PIECE = 48, 4
-PATIENCE = 240
+PATIENCE = 300
 
 
 def arguments(out: Path) -> list[str]:
