@@ -27,7 +27,7 @@ def test_nobody_is_asked_and_nobody_else_can_ask(tmp_path):
     """No host, no cloud's metadata service, no name server; all sockets are on loopback, Ray's programs' as well."""
     spy, mark = Spy(tmp_path), f"HILRP_MARK={uuid.uuid4().hex}"
     name, value = mark.split("=")
-    env = os.environ | spy.environment | {name: value, "OMP_NUM_THREADS": "1"}
+    env = os.environ | spy.environment | {name: value, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     for switch in (*switches(), LOCAL):
         env.pop(switch, None)
     command = [*COMMAND, "--workers", "2", "-o", str(tmp_path / "out")]
