@@ -1,10 +1,10 @@
 """The table: every torch operation that vision models use, and the primitive that it is.
 
 This is the heart of the library. A row gives the primitive (for the audit), the rule, the form relative to a
-reference, how the samples move (for the per-sample ledger), the gate level of the output and the names of the operations. Names are
-canonical (`torch_calls.operation_name`): ``torch.add``, ``Tensor.add``, ``Tensor.__add__`` and ``Tensor.add_`` are all ``add``.
-Functions of ``torch.nn.functional`` that are written in Python aren't listed: the engine opens them and
-meets the operations they are made of.
+reference, how the samples move (for the per-sample ledger), the gate level of the output and the names of the
+operations. Names are canonical (`torch_calls.operation_name`): ``torch.add``, ``Tensor.add``, ``Tensor.__add__`` and
+``Tensor.add_`` are all ``add``. Functions of ``torch.nn.functional`` that are written in Python aren't listed: the
+engine opens them and meets the operations they are made of.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Row:
     """One kind of operation.
 
     ``secant`` names its form relative to a reference, which `secant` enters into `FORMS`; ``"same"`` is the rule
-    itself, and what is made of others needs none. ``level`` is the gate level of the output, or a function of the call; ``None`` keeps the lowest of the operands'. A
-    linear map makes a new signal of an operand whose level is at most ``renews``. ``users`` marks a rule that the user
-    has registered.
+    itself, and what is made of others needs none. ``level`` is the gate level of the output, or a function of the
+    call; ``None`` keeps the lowest of the operands'. A linear map makes a new signal of an operand whose level is at
+    most ``renews``. ``users`` marks a rule that the user has registered.
     """
 
     primitive: Primitive
