@@ -2,7 +2,7 @@
 # Three workers, since some tests wait for other processes. make demo: explains scenes with every family of the zoo.
 # Both build the environment first, if it isn't there: see scripts/environment.py.
 PYTHON ?= python3
-RUN = PYTHONPATH=src:$$PYTHONPATH $$($(PYTHON) scripts/environment.py)
+RUN = PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} $$($(PYTHON) scripts/environment.py)
 
 .PHONY: test test-slow demo figures format benchmark verify coverage coverage-page fuzz lock audit-deps sbom
 

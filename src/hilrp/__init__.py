@@ -6,6 +6,7 @@ explanation.map, explanation.ledger.table()
 
 from hilrp import targets
 from hilrp.attribution.audit import AuditReport, audit
+from hilrp.attribution.chains import Chains
 from hilrp.attribution.explainer import Explainer, explain
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.verdicts import Verdict
@@ -33,6 +34,7 @@ __all__ = [
     "AuditReport",
     "AuditWarning",
     "BooksError",
+    "Chains",
     "Explainer",
     "Explanation",
     "HilrpError",

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import hilrp
 from hilrp.app import fetching
 from hilrp.app.models import Models
 from hilrp.app.stopping import Stopped
@@ -80,12 +82,14 @@ def test_it_ends_with_the_server():
         assert process.wait(60) == 1
 
 
-def test_what_lies_in_the_folder_is_no_library(monkeypatch, tmp_path):
-    """A file of that name where the page was started is not run."""
+@pytest.mark.parametrize("empty", ["", os.pathsep], ids=["named folders", "an empty entry"])
+def test_what_lies_in_the_folder_is_no_library(monkeypatch, tmp_path, empty):
+    """A file of that name where the page was started is not run, even where PYTHONPATH ends with a colon."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(hilrp.__file__).parents[1]) + empty)
     for name in ("timm", "hilrp", "huggingface_hub"):
         (tmp_path / f"{name}.py").write_text("open('was_run', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="published weights could not be loaded"):
         fetching.fetch("resnet10t", threading.Event())
     assert not (tmp_path / "was_run").exists()

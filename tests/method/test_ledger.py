@@ -198,7 +198,7 @@ def test_ledgers_together():
         ledger(vector(1), vector(0.5), {"bias": vector(0.5)}),
         ledger(vector(3), vector(1), {"mask": vector(2)}),
     )
-    joined, mean = Ledger.joined([first, second]), Ledger.mean([first, second])
+    joined, mean = Ledger.joined([first, second]), Ledger.weighted([first, second], [0.5, 0.5])
     assert {name: share.tolist() for name, share in joined.entries.items()} == {"bias": [0.5, 0], "mask": [0, 2]}
     assert joined.score.tolist() == [1, 3]
     assert joined.residual.tolist() == [0, 0]

@@ -24,7 +24,12 @@ _PAUSE = 0.2
 def fetch(name: str, gone: threading.Event) -> None:
     """Brings the weights of a model into its library's cache; ends at once when ``gone`` is set."""
     with subprocess.Popen(
-        [*_COMMAND, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*_COMMAND, name],
+        env=os.environ | {"PYTHONPATH": _named_folders(os.environ.get("PYTHONPATH", ""))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         try:
             while process.poll() is None:
@@ -35,6 +40,11 @@ def fetch(name: str, gone: threading.Event) -> None:
         said = process.stdout.read() if process.stdout is not None else ""
     if process.returncode:
         raise InputError(said.strip() or f"{name}: its weights could not be fetched. Try again.")
+
+
+def _named_folders(path: str) -> str:
+    """A search path without its empty entries: Python takes each of these for the folder where it was started."""
+    return os.pathsep.join(filter(None, path.split(os.pathsep)))
 
 
 def _end_with_parent() -> None:

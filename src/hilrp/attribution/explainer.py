@@ -6,16 +6,18 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.batches import Batch, at_once, in_batches, part_of_question
+from hilrp.attribution.chains import Chains, check_ends_meet, pairs_of, summed
 from hilrp.attribution.checks import check_input, check_model, ordinary, zero_score
 from hilrp.attribution.cuda_graphs import Recorder
 from hilrp.attribution.diagnosis import leak, non_finite
-from hilrp.attribution.explanation import Explanation, mean_of
+from hilrp.attribution.explanation import Explanation, mean_of, weighted
 from hilrp.attribution.forward_backward import Outcome, Pass, input_names
 from hilrp.attribution.plain_passes import Comparison, Findings, parts_differ
 from hilrp.attribution.references import DEFAULT, Question, Reference, find
@@ -26,12 +28,14 @@ from hilrp.engine.recompute import Outdated, find_recomputed
 from hilrp.method.call import KnownLayers
 from hilrp.method.ledger import OTHERS, Books, Ledger, Site
 from hilrp.method.rules import Rules
-from hilrp.targets import Target, logits_of, settled
+from hilrp.targets import Target, logits_of, score_of, settled
 from hilrp.targets.classes import Checked, checked, question_of
-from hilrp.util.errors import AuditWarning, HilrpError, InputError, ModelError
+from hilrp.util.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
 from hilrp.util.nested import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
+#: Called with how many passes are done, and how many there are.
+Progress = Callable[[int, int], None]
 
 
 def explain(
@@ -44,6 +48,8 @@ def explain(
     stages: str | Sequence[str] | None = "auto",
     itemised: bool = False,
     batch: Batch = None,
+    passes: int | Chains = 1,
+    progress: Progress | None = None,
 ) -> Explanation:
     """Decomposes a model's prediction over its input.
 
@@ -66,6 +72,11 @@ def explain(
         batch: How many samples are explained at once: ``None`` for all, a number, or ``"auto"`` for as many as fit into
             memory (where they don't, half as many, and so on). The result is the same, unless samples see each other;
             functions of the user's (a target, a reference) are given each part in turn.
+        passes: Relative to a reference, how many passes to spend: with more than one, the map is the mean over random
+            chains from the reference to the input, which is nearer to the model's Shapley values and has error bars
+            (`Explanation.stderr`, `Explanation.region`). It sums to the same difference at every number. See
+            `hilrp.Chains`, which sets all of it.
+        progress: Called after each pass with how many are done, and how many there are in all.
 
     Example:
         >>> import torch, hilrp
@@ -75,7 +86,7 @@ def explain(
         >>> explanation.map.shape, bool(explanation.ledger.residual < 1e-4)
         (torch.Size([1, 8, 8]), True)
     """
-    return Explainer(model, rules, reference, audit, stages, itemised).explain(x, target, batch)
+    return Explainer(model, rules, reference, audit, stages, itemised).explain(x, target, batch, passes, progress)
 
 
 class Explainer:
@@ -147,18 +158,31 @@ class Explainer:
         self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
         self._fitted: dict[Hashable, int] = {}
 
-    def attribute(self, x: Any, target: Target = None, batch: Batch = None) -> Any:
+    def attribute(self, x: Any, target: Target = None, batch: Batch = None, passes: int | Chains = 1) -> Any:
         """The relevance alone, in the form of the input: captum's contract."""
-        return self.explain(x, target, batch).relevance
+        return self.explain(x, target, batch, passes).relevance
 
-    def explain(self, x: Any, target: Target = None, batch: Batch = None) -> Explanation:
+    def explain(
+        self,
+        x: Any,
+        target: Target = None,
+        batch: Batch = None,
+        passes: int | Chains = 1,
+        progress: Progress | None = None,
+    ) -> Explanation:
         """Explains samples, all at once or in batches. See `explain`."""
         batch_size, x = check_input(x), ordinary(x)
         question = Question(self.model, x, target, batch_size)
         check_model(self.model)
+        chains = Chains.of(passes)
+        if chains.passes > 1 and self.reference is None:
+            raise InputError(
+                f'passes={passes}: chains go from a reference to the input. Use rules="secant", or give reference=.'
+            )
+        at_once_of = partial(self._at_once, chains=chains, progress=progress)
         if batch is None:
-            return self._at_once(question, self.reference)
-        found = in_batches(self._at_once, question, self.reference, batch, self._fitted)
+            return at_once_of(question, self.reference)
+        found = in_batches(at_once_of, question, self.reference, batch, self._fitted)
         size = at_once(question, batch, self._fitted)
         if self._checks and size < batch_size:
             self._beside_larger_parts(found, question, size)
@@ -180,7 +204,9 @@ class Explainer:
         elif mixed is None:
             found.notes["not checked: whether samples see each other, since the model does not run on more at once"] = 1
 
-    def _at_once(self, question: Question, reference: Reference | None) -> Explanation:
+    def _at_once(
+        self, question: Question, reference: Reference | None, chains: Chains, progress: Progress | None
+    ) -> Explanation:
         x, batch = question.x, question.batch
         target = settled(question.target, x, question.output)
         if reference is None:
@@ -188,10 +214,53 @@ class Explainer:
         references = _asked(reference, replace(question, target=target))
         if not references:
             raise InputError("reference is an empty list: give at least one reference.")
-        found = [self._explain(x, target, batch, each) for each in references]
+        if chains.passes == 1:
+            found = [self._explain(x, target, batch, each) for each in references]
+            return found[0] if len(found) == 1 else mean_of(found)
+        if not callable(target):  # what is asked of the input is asked of every state
+            asked = score_of(question.output(x), target, batch)
+            assert asked.classes is not None
+            target = Checked(asked.classes, asked.against)
+        fills = [None] if chains.fill is None else _asked(find(chains.fill), replace(question, target=target))
+        if len(fills) != 1:
+            raise InputError("Chains(fill=...) is a list of several: give one.")
+        found = []
+        for i, each in enumerate(references):
+            tell = _part_of_progress(progress, i, len(references), chains.passes)
+            found.append(self._along(chains, x, target, batch, each, each if fills[0] is None else fills[0], tell))
         return found[0] if len(found) == 1 else mean_of(found)
 
-    def _explain(self, x: Any, target: Target, batch: int, reference: Any) -> Explanation:
+    def _along(
+        self, chains: Chains, x: Any, target: Target, batch: int, reference: Any, fill: Any, tell: Callable[[int], None]
+    ) -> Explanation:
+        """The mean over chains from the reference to the input."""
+        mean: Explanation | None = None
+        pairs: list[Any] = []
+        for draw in range(chains.draws):
+            states, steps = list(chains.chain(x, reference, fill, batch, draw)), []
+            for before, state in pairwise(states):
+                steps.append(self._explain(state, target, batch, before, is_step=True))
+                tell(draw * chains.steps + len(steps))
+            check_ends_meet(steps)
+            found = summed(steps)
+            self._check_chain(found, steps, states, target, batch)
+            mean = found if mean is None else weighted([mean, found], [draw / (draw + 1), 1 / (draw + 1)])
+            pairs.append(found.relevance)
+        assert mean is not None
+        return replace(mean, passes=chains.passes, pairs=pairs_of(pairs, batch))
+
+    def _check_chain(
+        self, found: Explanation, steps: list[Explanation], states: list[Any], target: Target, batch: int
+    ) -> None:
+        """Raises or warns where the books of a chain don't close, naming the operation if one can be found."""
+        if not self.rules.conserving or bool((found.ledger.residual <= found.tolerance).all()):
+            return
+        worst = max(range(len(steps)), key=lambda i: float(steps[i].ledger.difference.abs().max()))
+        self._explain(states[worst + 1], target, batch, states[worst])
+        largest = float(found.ledger.residual.max())
+        self._unsound(BooksError(f"The books of a chain don't close: {largest:.1e} of the score is unaccounted for."))
+
+    def _explain(self, x: Any, target: Target, batch: int, reference: Any, is_step: bool = False) -> Explanation:
         found, recorded = self._outcome(x, target, batch, reference)
         ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
         sound = bool(found.sound)
@@ -233,7 +302,7 @@ class Explainer:
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
         if not sound:
-            self._check(found, ledger, x, target, reference)
+            self._check(found, ledger, x, target, reference, is_step)
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
         return Explanation(
             relevance=found.relevance,
@@ -390,8 +459,9 @@ class Explainer:
         x: Any,
         target: Target,
         reference: Any,
+        is_step: bool,
     ) -> None:
-        """Raises or warns about a result that can't be trusted."""
+        """Raises or warns about a result that can't be trusted; the books of a chain are checked as a whole."""
         if self._audit == "off":
             return
 
@@ -404,7 +474,11 @@ class Explainer:
             self._unsound(non_finite(self.model, run))
         elif reference is None and (message := zero_score(found.score)) is not None:
             self._unsound(ModelError(message))
-        elif self.rules.conserving and not bool((ledger.leak <= limit).all() and (ledger.residual <= limit).all()):
+        elif (
+            self.rules.conserving
+            and not is_step
+            and not bool((ledger.leak <= limit).all() and (ledger.residual <= limit).all())
+        ):
             self._unsound(leak(run(), ledger))
 
     def _samples_mixed_up(self, ledger: Ledger, limit: float) -> bool:
@@ -417,6 +491,16 @@ class Explainer:
 def _sum_of_all(output: Any, count: int) -> Tensor:
     """A score that depends on all numbers of an output, for each of some samples."""
     return torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum().expand(count)
+
+
+def _part_of_progress(progress: Progress | None, number: int, count: int, passes: int) -> Callable[[int], None]:
+    """Tells of the passes of one of several references."""
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(number * passes + done, count * passes)
+
+    return tell
 
 
 def _asked(reference: Reference, question: Question) -> list[Any]:

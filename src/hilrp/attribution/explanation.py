@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hilrp.attribution.error_bars import RegionSum, region_sum, standard_error
 from hilrp.attribution.verdicts import Verdict, verdict
 from hilrp.method.ledger import Ledger
 from hilrp.method.rules import Rules
@@ -46,6 +47,9 @@ class Explanation:
         reference: What relevance is relative to, in the form of the input, where there is such a thing; of several,
             their mean.
         unchecked: What could make the map wrong and was not ruled out; where that is nothing, a map can be *valid*.
+        passes: How many passes the map is the result of: see `hilrp.Chains`.
+        pairs: The relevance from each pair of chains, in the form of the input, ``[B,pairs,...]`` with the channels of
+            images summed; ``None`` with fewer than two pairs.
     """
 
     relevance: Any
@@ -62,11 +66,35 @@ class Explanation:
     notes: dict[str, int] = field(default_factory=dict)
     reference: Any = None
     unchecked: tuple[str, ...] = ()
+    passes: int = 1
+    pairs: Any = None
 
     @property
     def map(self) -> Tensor:
         """The relevance of each pixel, ``[B,H,W]``: channels summed."""
         return self.image_of(self.relevance).sum(1)
+
+    @property
+    def stderr(self) -> Tensor | None:
+        """The standard error of `map`, by the spread of the pairs of chains; ``None`` with fewer than two pairs."""
+        return None if self.pairs is None else standard_error(self.image_of(self.pairs))
+
+    def region(self, mask: Any) -> RegionSum:
+        """What a region holds of the difference that is explained, and how sure that is.
+
+        Args:
+            mask: Which pixels belong to it, ``[H,W]`` or one for each sample, ``[B,H,W]``: true and false, or the part
+                of each pixel from 0 to 1.
+
+        Example:
+            >>> import torch, hilrp
+            >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).eval()
+            >>> found = hilrp.explain(model, torch.randn(1, 3, 2, 2), rules="secant").region(torch.ones(2, 2))
+            >>> found.share, found.stderr
+            (tensor([1.], dtype=torch.float64), None)
+        """
+        pairs = None if self.pairs is None else self.image_of(self.pairs)
+        return region_sum(self.map, pairs, mask, self.ledger.explained)
 
     @staticmethod
     def image_of(tree: Any) -> Tensor:
@@ -101,7 +129,7 @@ class Explanation:
             return t[chosen] if t.ndim and t.shape[0] == count else t
 
         parts = ("relevance", "input", "score", "target", "against", "output", "stages", "trace", "ledger", "reference")
-        return replace(self, **{name: map_tensors(pick, getattr(self, name)) for name in parts})
+        return replace(self, **{name: map_tensors(pick, getattr(self, name)) for name in (*parts, "pairs")})
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self.relevance))
@@ -132,6 +160,7 @@ class Explanation:
             "trace": {name: value.tolist() for name, value in self.trace.items()},
             "notes": self.notes,
             "unchecked": list(self.unchecked),
+            "passes": self.passes,
             "rules": {name: getattr(self.rules, name) for name in self.rules.__dataclass_fields__},
         }
 
@@ -246,6 +275,7 @@ class Explanation:
                 arrays |= {f"{kind}/{name}": value for name, value in parts if isinstance(value, Tensor)}
         if self._has_map:
             arrays["map"] = self.map
+            arrays |= {} if self.stderr is None else {"stderr": self.stderr}
         return arrays | ({} if self.target is None else {"target": self.target})
 
 
@@ -255,20 +285,44 @@ def _array(value: Tensor) -> Any:
 
 def mean_of(explanations: Sequence[Explanation]) -> Explanation:
     """The mean of explanations of the same inputs, relative to several references."""
+    return weighted(explanations, [1 / len(explanations)] * len(explanations))
 
-    def mean(trees: Sequence[Any]) -> Any:
-        means = {
-            id(first): torch.stack([first, *rest]).mean(0)
-            for first, *rest in zip(*map(tensors, trees), strict=True)
-            if first.is_floating_point()
-        }
-        return map_tensors(lambda t: means.get(id(t), t), trees[0])
 
-    parts = ("relevance", "stages", "trace", "reference")
-    means = {name: mean([getattr(each, name) for each in explanations]) for name in parts}
-    notes = {note: count for each in explanations for note, count in each.notes.items()}
-    ledger = Ledger.mean([each.ledger for each in explanations])
-    return replace(explanations[0], **means, ledger=ledger, notes=notes, unchecked=_unchecked(explanations))
+def weighted(explanations: Sequence[Explanation], weights: Sequence[float]) -> Explanation:
+    """The weighted sum of explanations of the same inputs; what can't be added up is the first's."""
+    first = explanations[0]
+
+    def total(parts: Sequence[Tensor]) -> Tensor:
+        if not parts[0].is_floating_point():
+            return parts[0]
+        exact = parts[0].dtype if parts[0].dtype == torch.float64 else torch.float32
+        sums = sum(
+            (w * t.to(exact) for w, t in zip(weights, parts, strict=True)), torch.zeros_like(parts[0], dtype=exact)
+        )
+        return sums.to(parts[0].dtype)
+
+    def like_input(name: str) -> Any:
+        trees = [getattr(each, name) for each in explanations]
+        if trees[0] is None:
+            return None
+        sums = {id(own[0]): total(own) for own in zip(*map(tensors, trees), strict=True)}
+        return map_tensors(lambda t: sums[id(t)], trees[0])
+
+    def by_name(name: str) -> dict[str, Tensor]:
+        parts: list[dict[str, Tensor]] = [getattr(each, name) for each in explanations]
+        known = {key: t for part in parts for key, t in part.items()}
+        # A stage that no relevance reaches in some of them has none there.
+        return {key: total([part.get(key, torch.zeros_like(t)) for part in parts]) for key, t in known.items()}
+
+    return replace(
+        first,
+        **{name: like_input(name) for name in ("relevance", "reference", "pairs")},
+        **{name: by_name(name) for name in ("stages", "trace")},
+        ledger=Ledger.weighted([each.ledger for each in explanations], weights),
+        tolerance=max(each.tolerance for each in explanations),
+        notes={note: count for each in explanations for note, count in each.notes.items()},
+        unchecked=_unchecked(explanations),
+    )
 
 
 def _unchecked(explanations: Sequence[Explanation]) -> tuple[str, ...]:
@@ -300,7 +354,7 @@ def joined(explanations: Sequence[Explanation], x: Any) -> Explanation:
 
     return replace(
         explanations[0],
-        **{name: like_input(every(name)) for name in ("relevance", "reference")},
+        **{name: like_input(every(name)) for name in ("relevance", "reference", "pairs")},
         **{name: cat(every(name)) for name in ("score", "target", "against")},
         **{name: by_name(every(name)) for name in ("stages", "trace")},
         input=map_tensors(Tensor.detach, x),

@@ -9,8 +9,8 @@ what no constant explains is a leak.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -239,9 +239,18 @@ class Ledger:
         return Ledger._together(ledgers, torch.cat)
 
     @staticmethod
-    def mean(ledgers: list[Ledger]) -> Ledger:
-        """The mean of ledgers of the same samples."""
-        return Ledger._together(ledgers, lambda parts: torch.stack(parts).mean(0))
+    def weighted(ledgers: list[Ledger], weights: Sequence[float]) -> Ledger:
+        """The weighted sum of ledgers of the same samples; with weights that add up to one, a mean."""
+        return Ledger._together(
+            ledgers, lambda parts: sum((w * t for w, t in zip(weights, parts, strict=True)), torch.zeros_like(parts[0]))
+        )
+
+    @staticmethod
+    def of_chain(steps: list[Ledger]) -> Ledger:
+        """The ledgers of steps, each relative to the state before it, as one of the last relative to the first."""
+        total = Ledger.weighted(steps, [1.0] * len(steps))
+        entries = total.entries | {REFERENCE: steps[0].entries[REFERENCE]}
+        return replace(total, score=steps[-1].score, entries=entries)
 
     @staticmethod
     def _together(ledgers: list[Ledger], join: Callable[[list[Tensor]], Tensor]) -> Ledger:

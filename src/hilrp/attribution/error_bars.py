@@ -1,0 +1,103 @@
+"""How sure a map is: standard errors and intervals, from the spread of pairs of chains.
+
+A pair of chains (see `hilrp.attribution.chains`) is one draw; pairs don't depend on each other. So the mean of ``n``
+pairs has the standard error ``s / sqrt(n)``, and its intervals are Student's with ``n - 1`` degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hilrp.util.errors import InputError
+
+
+@dataclass(frozen=True)
+class RegionSum:
+    """What a region holds, per sample.
+
+    Attributes:
+        relevance: The sum of the map over the region, ``[B]``.
+        share: The same as a part of what is explained: of the score's difference to the reference's.
+        stderr: The standard error of ``relevance``; ``None`` with fewer than two pairs of chains.
+        share_stderr: That of ``share``.
+        pairs: How many pairs of chains there are.
+    """
+
+    relevance: Tensor
+    share: Tensor
+    stderr: Tensor | None
+    share_stderr: Tensor | None
+    pairs: int
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor] | None:
+        """Between which numbers the relevance of many more passes lies, with this probability; ``None`` if unknown."""
+        if self.stderr is None:
+            return None
+        reach = student_quantile(0.5 + level / 2, self.pairs - 1) * self.stderr
+        return self.relevance - reach, self.relevance + reach
+
+    def text(self, sample: int = 0) -> str:
+        """The share of a sample in words: ``42 %``, or ``42 % ± 3 %``."""
+        share = f"{float(self.share[sample]):.0%}".replace("%", " %")
+        if self.share_stderr is None:
+            return share
+        return f"{share} ± {float(self.share_stderr[sample]):.0%}".replace("%", " %").replace("  ", " ")
+
+
+def standard_error(pairs: Tensor) -> Tensor:
+    """That of the mean over pairs, ``[B,pairs,...]`` to ``[B,...]``."""
+    return pairs.std(1) / math.sqrt(pairs.shape[1])
+
+
+def region_sum(relevance: Tensor, pairs: Tensor | None, mask: Any, explained: Tensor) -> RegionSum:
+    """The sum of maps ``[B,H,W]`` over a region, with what their pairs ``[B,pairs,H,W]`` say of its error."""
+    mask = torch.as_tensor(mask)
+    shape = tuple(relevance.shape)
+    if tuple(mask.shape) not in (shape[1:], shape, (1, *shape[1:])):
+        raise InputError(
+            f"region: the mask has the shape {tuple(mask.shape)}, the map {shape}: give [H,W], or one for each sample."
+        )
+    mask = mask.to(relevance.device, torch.float64).expand(shape)
+    if not bool(((mask >= 0) & (mask <= 1)).all()):
+        raise InputError("region: the mask holds numbers that aren't between 0 and 1.")
+    total = (relevance.double() * mask).sum((1, 2))
+    error = None if pairs is None else standard_error((pairs.double() * mask[:, None]).sum((2, 3)))
+    share_error = None if error is None else error / explained.abs()
+    return RegionSum(total, total / explained, error, share_error, 0 if pairs is None else pairs.shape[1])
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """The quantile of Student's distribution, by bisection.
+
+    Example:
+        >>> round(student_quantile(0.975, 3), 3)
+        3.182
+    """
+    if not 0.5 <= probability < 1 or freedom < 1:
+        raise InputError(
+            f"student_quantile({probability}, {freedom}): give a probability from 0.5 and a freedom from 1."
+        )
+    low, high = 0.0, 1.0
+    while _student(high, freedom) < probability:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student(middle, freedom) < probability else (low, middle)
+    return high
+
+
+def _student(t: float, freedom: int) -> float:
+    """The distribution function for ``t`` from 0 on, as a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    term, total = (math.cos(angle), 0.0) if freedom % 2 else (1.0, 0.0)
+    for k in range(1 + freedom % 2, freedom, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * k / (k + 1)
+    if freedom % 2:
+        return 0.5 + (angle + math.sin(angle) * total) / math.pi
+    return 0.5 + math.sin(angle) * total / 2
