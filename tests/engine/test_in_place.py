@@ -519,3 +519,37 @@ def test_the_models_own_tensors_are_not_written_to_through_data(write, rules):
     with torch.no_grad():
         torch.testing.assert_close(found.output, model(x))
     assert float(found.ledger.residual.max()) < 1e-10
+
+
+# Results that are views of what a kernel made -------------------------------------------------------------------------
+
+INSIDE = {
+    "avg_pool1d": lambda g: F.avg_pool1d(g[:, None], 1)[:, 0],
+    "adaptive_avg_pool1d": lambda g: F.adaptive_avg_pool1d(g[None], 8)[0],
+    "instance_norm": lambda g: F.instance_norm(g[:, None])[:, 0],
+    "einsum": lambda g: torch.einsum("bi,ij->bj", g, torch.eye(8, dtype=g.dtype)),
+    "linear": lambda g: F.linear(g[None], torch.eye(8, dtype=g.dtype), torch.ones(8, dtype=g.dtype))[0],
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_a_kernel_made_is_no_stranger(name, graph, rules):
+    """Of such a result without a graph nobody has seen the base; the half that is not written to is in it, too."""
+
+    def made(g):
+        g = g.detach()
+        with torch.set_grad_enabled(graph):
+            return INSIDE[name](g)
+
+    def written(g):
+        gate = made(g)
+        gate[:, 4:].clamp_min_(0.1)
+        return gate, g
+
+    def plain(g):
+        gate = made(g)
+        return torch.cat([gate[:, :4], gate[:, 4:].clamp_min(0.1)], 1), g
+
+    compare(written, plain, rules, itemised=False)

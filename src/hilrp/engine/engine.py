@@ -413,6 +413,8 @@ class Engine(TorchFunctionMode):
             if row is None
             else run()
         )
+        if isinstance(out, Tensor):
+            out = self._of_its_own(out, tensors((args, kwargs)))
         for t in tensors(out):
             if t.is_floating_point() or t.is_complex():
                 # A view that torch takes without gradients says that it requires one, though none comes through.
@@ -470,7 +472,7 @@ class Engine(TorchFunctionMode):
             out = (row.rule if reference is None else secant_form(row, name))(call)
         note_use(call.carriers, out)
         if isinstance(out, Tensor):
-            out = self._of_its_own(out)
+            out = self._of_its_own(out, operands)
         if reference is not None:
             self.refer(out, reference.output)
         if folds(name, varying, args, kwargs):
@@ -500,10 +502,17 @@ class Engine(TorchFunctionMode):
                 self.books.measure(t, 1, site, self.tracker.layout(t), self.tracker.reference(t))
         return out
 
-    def _of_its_own(self, t: Tensor) -> Tensor:
-        """A result that isn't a view of what a rule made: the model could write to it, and nobody knows that base."""
+    def _of_its_own(self, t: Tensor, operands: list[Tensor]) -> Tensor:
+        """A result that isn't a view of what a rule or a kernel made.
+
+        The model could write to it, and nobody knows that base.
+        """
         base = t._base
-        if base is None or not base.requires_grad or base.is_leaf or self.tracker.varies(base):
+        if base is None or self.tracker.varies(base) or any(base is each or base is each._base for each in operands):
+            return t
+        if not t.requires_grad:
+            return t.detach()
+        if not base.requires_grad or base.is_leaf:
             return t
         note_use([t])
         return linearised(t, t.detach())
