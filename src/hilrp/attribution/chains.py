@@ -181,7 +181,7 @@ def _keys(t: Tensor) -> list[int]:
     """A number for each sample, by its values: the same on every device and in every batch."""
     values = t.detach().float().flatten(1).contiguous().view(torch.int32).long()
     weights = torch.arange(values.shape[1], device=t.device) * 0x1E3779B97F4A7C15 * 2 + 1
-    return ((values * weights).sum(1) & _SEED_LIMIT).tolist()  # type: ignore[no-any-return]
+    return ((values * weights).sum(1) & _SEED_LIMIT).tolist()
 
 
 def _generator(*numbers: int) -> torch.Generator:

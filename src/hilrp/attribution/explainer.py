@@ -25,6 +25,7 @@ from hilrp.attribution.single_samples import one_by_one
 from hilrp.attribution.stages import find_stages, of_stage
 from hilrp.engine import messages
 from hilrp.engine.recompute import Outdated, find_recomputed
+from hilrp.engine.tape import OtherWay, Tape, Tapes
 from hilrp.method.call import KnownLayers
 from hilrp.method.ledger import OTHERS, Books, Ledger, Site
 from hilrp.method.rules import Rules
@@ -233,13 +234,26 @@ class Explainer:
     def _along(
         self, chains: Chains, x: Any, target: Target, batch: int, reference: Any, fill: Any, tell: Callable[[int], None]
     ) -> Explanation:
-        """The mean over chains from the reference to the input."""
+        """The mean over chains from the reference to the input.
+
+        Each state is run once, though it is the input of one step and the reference of the next.
+        """
         mean: Explanation | None = None
         pairs: list[Any] = []
+        # A recording of a pass on the GPU has a place for its reference, and runs on it itself.
+        shared, start = self._recorder is None, Tape()
         for draw in range(chains.draws):
             states, steps = list(chains.chain(x, reference, fill, batch, draw)), []
-            for before, state in pairwise(states):
-                steps.append(self._explain(state, target, batch, before, is_step=True))
+            played = start if start.entries else None
+            for number, (before, state) in enumerate(pairwise(states)):
+                kept = Tape() if shared and number + 1 < chains.steps else None
+                tapes = Tapes(played, kept, start if shared and number == 0 and played is None else None)
+                try:
+                    steps.append(self._explain(state, target, batch, before, tapes))
+                except OtherWay:  # a model whose operations depend on the values of its input
+                    shared, start, kept = False, Tape(), None
+                    steps.append(self._explain(state, target, batch, before, Tapes()))
+                played = kept
                 tell(draw * chains.steps + len(steps))
             check_ends_meet(steps)
             found = summed(steps)
@@ -260,8 +274,9 @@ class Explainer:
         largest = float(found.ledger.residual.max())
         self._unsound(BooksError(f"The books of a chain don't close: {largest:.1e} of the score is unaccounted for."))
 
-    def _explain(self, x: Any, target: Target, batch: int, reference: Any, is_step: bool = False) -> Explanation:
-        found, recorded = self._outcome(x, target, batch, reference)
+    def _explain(self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None = None) -> Explanation:
+        """Explains samples relative to one reference, or to none; as a step of a chain where there are tapes."""
+        found, recorded = self._outcome(x, target, batch, reference, tapes)
         ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
         sound = bool(found.sound)
         doubted = found.unsplit or (not sound and self._samples_mixed_up(ledger, limit))
@@ -302,7 +317,7 @@ class Explainer:
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
         if not sound:
-            self._check(found, ledger, x, target, reference, is_step)
+            self._check(found, ledger, x, target, reference, is_step=tapes is not None)
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
         return Explanation(
             relevance=found.relevance,
@@ -359,13 +374,13 @@ class Explainer:
     #: Whether all comparisons are made, whatever is known of the model.
     _anew = False
 
-    def _outcome(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Outcome, bool]:
+    def _outcome(self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None) -> tuple[Outcome, bool]:
         """What was found, and whether it was replayed from a recording."""
 
         def step(inputs: tuple[Any, ...]) -> Outcome:
             x, target, reference = inputs[:3]
             books = Books(batch, self.itemised)
-            return self._pass(x, target, batch, books, self.stages, reference=reference).outcome()
+            return self._pass(x, target, batch, books, self.stages, reference=reference, tapes=tapes).outcome()
 
         if self._recorder is None:
             try:
@@ -421,6 +436,7 @@ class Explainer:
         stages: Sequence[str] = (),
         inspect: Callable[[Site, Tensor], None] | None = None,
         reference: Any = None,
+        tapes: Tapes | None = None,
     ) -> Pass:
         """Runs the model forward under the engine; twice, where it takes another way than the last time."""
         question, known = question_of(target), self._layers  # another target may ask for another head
@@ -431,7 +447,7 @@ class Explainer:
             del found  # it holds a graph
             found = Pass(
                 self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers,
-                recomputed,
+                recomputed, tapes,
             )  # fmt: skip
             if found.as_expected:
                 break

@@ -316,8 +316,11 @@ def weighted(explanations: Sequence[Explanation], weights: Sequence[float]) -> E
 
     return replace(
         first,
-        **{name: like_input(name) for name in ("relevance", "reference", "pairs")},
-        **{name: by_name(name) for name in ("stages", "trace")},
+        relevance=like_input("relevance"),
+        reference=like_input("reference"),
+        pairs=like_input("pairs"),
+        stages=by_name("stages"),
+        trace=by_name("trace"),
         ledger=Ledger.weighted([each.ledger for each in explanations], weights),
         tolerance=max(each.tolerance for each in explanations),
         notes={note: count for each in explanations for note, count in each.notes.items()},

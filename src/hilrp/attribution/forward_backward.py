@@ -16,6 +16,7 @@ from hilrp.attribution.checks import tolerance
 from hilrp.attribution.stages import channels_last, stream_name, streams, to_map
 from hilrp.engine import messages
 from hilrp.engine.engine import Engine
+from hilrp.engine.tape import Tapes
 from hilrp.method import fast, secant  # noqa: F401 (they enter their forms into the rules and the table)
 from hilrp.method.call import KnownLayers
 from hilrp.method.graph import graph_nodes
@@ -92,6 +93,7 @@ class Pass:
         reference: What relevance is relative to, in the form of the input.
         layers: What was found of the model's layers when it ran before.
         recomputed: Modules that run again in the backward pass, by identity.
+        tapes: What the model computed on the reference, if it ran on it before, and what to keep for other passes.
 
     Attributes:
         score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
@@ -116,6 +118,7 @@ class Pass:
         reference: Any = None,
         layers: KnownLayers | None = None,
         recomputed: frozenset[int] = frozenset(),
+        tapes: Tapes | None = None,
     ) -> None:
         self.books = books
         self.sums: dict[str, Tensor] = {}
@@ -128,7 +131,7 @@ class Pass:
         self._lengths = {t.shape[1] for t in tensors(x) if t.ndim == 2}
         relative = reference is not None
         self.engine = engine = Engine(
-            model, rules, books, on_problem, self._capture, relative, inspect, layers, recomputed
+            model, rules, books, on_problem, self._capture, relative, inspect, layers, recomputed, tapes=tapes
         )
         with torch.inference_mode(False), torch.enable_grad(), as_written(), autocast_without_cache():
             self._leaves = map_tensors(self._leaf, x)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hilrp.engine import messages
 from hilrp.engine.read_outs import tell_read_out
+from hilrp.engine.relative import keep, on_reference, refer
 from hilrp.method import torch_calls
 from hilrp.method.call import Level
 from hilrp.util.nested import tensors
@@ -56,7 +57,8 @@ def run_on_choices(engine: Engine, func: Any, name: str, args: Any, kwargs: Any,
         tell_read_out(engine, name)
     choose(engine, found, name)
     if engine.relative:
-        engine.refer(out, engine.on_reference(func, args, kwargs).output)
+        refer(engine, out, on_reference(engine, func, name, args, kwargs).output)
+        keep(engine, name, args, kwargs, out)
     return out
 
 

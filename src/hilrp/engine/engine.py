@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from hilrp.engine import choices, in_place, messages, read_outs, recompute, registered
+from hilrp.engine import choices, in_place, messages, read_outs, recompute, registered, relative
 from hilrp.engine.gates import folds, note_product, output_level
 from hilrp.engine.module_stack import ModuleWatch
 from hilrp.engine.python_functions import opened
+from hilrp.engine.tape import Tapes
 from hilrp.engine.tensor_info import Tally, Tracker, writes_to
 from hilrp.engine.unseen_tensors import Strangers
 from hilrp.method import torch_calls
 from hilrp.method.autograd import linearised
-from hilrp.method.call import Call, KnownLayers, Layers, Level, Reference
+from hilrp.method.call import Call, KnownLayers, Layers, Level
 from hilrp.method.composite import Surrogate
 from hilrp.method.ledger import Account, Books, Site
 from hilrp.method.linear import note_use
@@ -53,6 +54,7 @@ class Engine(TorchFunctionMode):
         layers: What was found of the model's layers when it ran before.
         recomputed: Modules that run again in the backward pass, by identity.
         tally: Where to count, if not anew.
+        tapes: What to take instead of running on the reference, and what to keep for other passes.
     """
 
     def __init__(
@@ -67,8 +69,11 @@ class Engine(TorchFunctionMode):
         layers: KnownLayers | None = None,
         recomputed: frozenset[int] = frozenset(),
         tally: Tally | None = None,
+        tapes: Tapes | None = None,
     ) -> None:
         super().__init__()
+        self.tapes = tapes or Tapes()
+        self.tapes.begin()
         self._recomputed = recomputed
         self._inspect = inspect
         self.model, self.rules, self.books = model, rules, books
@@ -127,6 +132,7 @@ class Engine(TorchFunctionMode):
         self.tracker.release()
         self.functions.clear()
         self.on_module = self._inspect = None
+        self.tapes = Tapes()
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -424,17 +430,6 @@ class Engine(TorchFunctionMode):
                 self.tracker.choose(t)
         return out
 
-    def refer(self, out: Any, reference: Any) -> None:
-        """Enters what the results of an operation are on the reference."""
-        for t, t0 in zip(tensors(out), tensors(reference), strict=True):
-            if t.shape != t0.shape:
-                raise ModelError(
-                    f"The model took another way on the reference than on the input: at {self.path or '(model)'} a "
-                    f"result has the shape {tuple(t0.shape)} there and {tuple(t.shape)} here. Use a reference of the "
-                    "same shape, and a model whose control flow doesn't depend on pixel values."
-                )
-            self.tracker.refer(t, t0)
-
     def _run_rule(self, func: Any, name: str, args: Any, kwargs: Any, row: Row | None, varying: list[Tensor]) -> Any:
         messages.check_randomness(name, args, kwargs, self.module, self.path)
         site, operands = self._site(name), tensors((args, kwargs))
@@ -446,7 +441,7 @@ class Engine(TorchFunctionMode):
         composite = row is not None and isinstance(row.rule, Surrogate)
         tapped = self.books.itemised and not composite
         own_args, own_kwargs = map_tensors(self._operand(site if tapped else None), (args, kwargs))
-        reference = self.on_reference(func, args, kwargs) if self.relative and not composite else None
+        reference = relative.on_reference(self, func, name, args, kwargs) if self.relative and not composite else None
         call = Call(
             func,
             name,
@@ -474,7 +469,8 @@ class Engine(TorchFunctionMode):
         if isinstance(out, Tensor):
             out = self._of_its_own(out, operands)
         if reference is not None:
-            self.refer(out, reference.output)
+            relative.refer(self, out, reference.output)
+            relative.keep(self, name, args, kwargs, out)
         if folds(name, varying, args, kwargs):
             with torch.no_grad():
                 plain = map_tensors(lambda t: t.detach() if self.tracker.varies(t) else t, (args, kwargs))
@@ -601,14 +597,3 @@ class Engine(TorchFunctionMode):
         path = self.path
         self._sites[path, name] += 1
         return Site(path, name, self._sites[path, name])
-
-    # References -----------------------------------------------------------------------------------------------------
-
-    def on_reference(self, func: Any, args: Any, kwargs: Any) -> Reference:
-        """The same operation on the reference."""
-        given = tensors((args, kwargs))
-        constant = [self.tracker.level(t) is Level.CONSTANT for t in given]
-        changed = [self.tracker.reference(t) is not None and not own for t, own in zip(given, constant, strict=True)]
-        args, kwargs = map_tensors(self.tracker.on_reference, (args, kwargs))
-        with torch.no_grad():
-            return Reference(tensors((args, kwargs)), changed, func(*args, **kwargs), self.tracker.has_choices)
