@@ -189,3 +189,43 @@ def test_several_inputs(vit, pictures):
         hilrp.explain(vit, pictures, 0, reference=Colour((0.5, 0.5), mean=(0.5,) * 3, std=(0.5,) * 3))
     with pytest.raises(hilrp.ModelError):
         hilrp.explain(vit, torch.randn(1, 3, 30, 30), reference="neutral")
+
+
+# What rules take that need a reference and are given none -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((2, 3, 6, 6), (2, 3)),
+        ((2, 3, 4, 6, 6), (2, 3, 4)),
+        ((2, 8, 3, 6, 6), (1, 3, 4)),
+        ((2, 1, 4, 6, 6), (2, 3, 4)),
+        ((2, 7, 5), ()),
+        ((2, 9), ()),
+    ],
+    ids=str,
+)
+def test_without_one_it_is_what_fits_the_input(shape, axes):
+    """The mean per channel where there are places, and zero elsewhere, which is said."""
+    torch.manual_seed(9)
+    x = torch.randn(shape)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 4), nn.GELU(), nn.Linear(4, 2)).eval()
+    found = hilrp.explain(model, x, 1, "secant")
+    expected = x.mean(axes, keepdim=True).expand_as(x) if axes else torch.zeros_like(x)
+    torch.testing.assert_close(found.reference, expected)
+    difference = (model(x) - model(expected))[:, 1].detach()
+    torch.testing.assert_close(found.relevance.flatten(1).sum(1), difference, rtol=1e-4, atol=1e-5)
+    assert any("relative to zero" in note for note in found.notes) == (not axes)
+
+
+def test_inputs_that_are_held_fixed_have_none():
+    class Scaled(nn.Module):
+        def forward(self, x, table, scale):
+            return x.mean((2, 3)) * table * scale
+
+    x = torch.randn(2, 3, 4, 4), torch.randn(2, 3), torch.randn(1, 3)
+    found = hilrp.explain(Scaled().eval(), x, 0, "secant")
+    assert torch.equal(found.reference[2], x[2])
+    assert not found.reference[1].any()
+    assert any("(2, 3) is no picture" in note for note in found.notes)

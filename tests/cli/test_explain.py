@@ -321,6 +321,9 @@ def test_relative_to_a_reference(folder, tmp_path):
     assert f"reference {found['entries']['reference'][0]:.3f}" in page
     assert facts()["entries"]["reference"] == facts("--reference", "mean")["entries"]["reference"]
     assert "relative to: mean;" in (tmp_path / "out" / "index.html").read_text()
+    more = facts("--passes", "4")
+    assert more["passes"] == more["settings"]["passes"] == 4
+    assert more["pixels"][0] == pytest.approx(facts()["pixels"][0], rel=1e-4)
 
 
 def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
@@ -341,6 +344,8 @@ def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
         (["--model", "test_convnext", "--checkpoint", "missing.safetensors"], "no such file"),
         (["--model", "test_resnet", "--checkpoint", "CHECKPOINT"], "does not fit"),
         (["--model", "zoo/resnet", "--rules", "magic"], "not a preset"),
+        (["--model", "zoo/resnet", "--rules", "hilrp", "--passes", "4"], "--passes 4: use --rules secant"),
+        (["--model", "zoo/resnet", "--rules", "secant", "--passes", "3"], "come in pairs"),
         (["--model", "zoo/resnet", "--reference", "magic"], "neither an image file nor one of neutral"),
         (["--model", "zoo/resnet", "--rules", "zplus", "--reference", "mean"], "no form relative to a reference"),
         (["--model", "zoo/resnet", "--target", "red sta"], "Did you mean 'red star'"),

@@ -14,7 +14,6 @@ import hilrp
 from hilrp.app.code import Request, written
 from hilrp.app.pictures import Picture
 from hilrp.attribution.explanation import Explanation
-from hilrp.attribution.references import DEFAULT
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.pages.viewer import viewer_page
@@ -73,7 +72,7 @@ class Result:
     @property
     def reference(self) -> str | None:
         """What relevance is relative to, by name."""
-        return self.request.reference or (DEFAULT if self.explanation.reference is not None else None)
+        return self.request.reference or ("mean" if self.explanation.reference is not None else None)
 
     @property
     def notes(self) -> list[str]:

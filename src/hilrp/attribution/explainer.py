@@ -20,7 +20,7 @@ from hilrp.attribution.diagnosis import leak, non_finite
 from hilrp.attribution.explanation import Explanation, mean_of, weighted
 from hilrp.attribution.forward_backward import Outcome, Pass, input_names
 from hilrp.attribution.plain_passes import Comparison, Findings, parts_differ
-from hilrp.attribution.references import DEFAULT, Question, Reference, find
+from hilrp.attribution.references import DEFAULT, ByForm, Question, Reference, find
 from hilrp.attribution.single_samples import one_by_one
 from hilrp.attribution.stages import find_stages, of_stage
 from hilrp.engine import messages
@@ -65,7 +65,8 @@ def explain(
             ``"blurred"``, a number, an input like ``x``, one of `hilrp.references`, a function of a `Question` that
             returns a list of such inputs (``lambda question: [question.x * 0]``), or a list of several to average over.
             The pixels then hold ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score;
-            the rules ``"secant"`` then take ``"mean"``.
+            the rules ``"secant"`` then take each sample's mean per channel for pictures, volumes and videos, and zero
+            for other inputs (`hilrp.references.ByForm`).
         audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
         stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several
             streams (the branches of CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
@@ -212,12 +213,13 @@ class Explainer:
         target = settled(question.target, x, question.output)
         if reference is None:
             return self._explain(x, target, batch, None)
+        notes = dict.fromkeys(reference.notes(question), 1) if isinstance(reference, ByForm) else {}
         references = _asked(reference, replace(question, target=target))
         if not references:
             raise InputError("reference is an empty list: give at least one reference.")
         if chains.passes == 1:
             found = [self._explain(x, target, batch, each) for each in references]
-            return found[0] if len(found) == 1 else mean_of(found)
+            return _together(found, notes)
         if not callable(target):  # what is asked of the input is asked of every state
             asked = score_of(question.output(x), target, batch)
             assert asked.classes is not None
@@ -229,7 +231,7 @@ class Explainer:
         for i, each in enumerate(references):
             tell = _part_of_progress(progress, i, len(references), chains.passes)
             found.append(self._along(chains, x, target, batch, each, each if fills[0] is None else fills[0], tell))
-        return found[0] if len(found) == 1 else mean_of(found)
+        return _together(found, notes)
 
     def _along(
         self, chains: Chains, x: Any, target: Target, batch: int, reference: Any, fill: Any, tell: Callable[[int], None]
@@ -507,6 +509,12 @@ class Explainer:
 def _sum_of_all(output: Any, count: int) -> Tensor:
     """A score that depends on all numbers of an output, for each of some samples."""
     return torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum().expand(count)
+
+
+def _together(found: list[Explanation], notes: dict[str, int]) -> Explanation:
+    """The mean of explanations relative to several references, with what should be said of these."""
+    one = found[0] if len(found) == 1 else mean_of(found)
+    return replace(one, notes=notes | one.notes)
 
 
 def _part_of_progress(progress: Progress | None, number: int, count: int, passes: int) -> Callable[[int], None]:

@@ -151,6 +151,50 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class ByForm:
+    """What fits the form of each input.
+
+    Each sample's own mean per channel for pictures, spectrograms, volumes and videos (four or five axes), and zero for
+    embeddings, tables and words (two or three).
+    """
+
+    def __call__(self, question: Question) -> list[Any]:
+        """The mean or zero, for each input of the samples."""
+
+        def fill(t: Tensor) -> Tensor:
+            if not _is_of_samples(t, question.batch):
+                return t
+            axes = _places(t)
+            t = t.detach()
+            return t.mean(axes, keepdim=True).expand_as(t) if axes else torch.zeros_like(t)
+
+        return [map_tensors(fill, question.x)]
+
+    def notes(self, question: Question) -> list[str]:
+        """What should be said of it."""
+        own = [t for t in tensors(question.x) if _is_of_samples(t, question.batch)]
+        shapes = ", ".join(str(tuple(t.shape)) for t in own if not _places(t))
+        if not shapes:
+            return []
+        return [f"relative to zero, since an input of shape {shapes} is no picture. Give reference= for something else"]
+
+
+def _is_of_samples(t: Tensor, batch: int) -> bool:
+    """Whether an input holds numbers for each sample; others are held fixed."""
+    return t.is_floating_point() and t.ndim > 1 and t.shape[0] == batch
+
+
+def _places(t: Tensor) -> tuple[int, ...]:
+    """The axes along which an input has places; the other one, beside that of the samples, holds channels."""
+    if t.ndim == 4:
+        return 2, 3
+    if t.ndim == 5:
+        # Videos are frames of channels, or channels of frames.
+        return (1, 3, 4) if t.shape[2] in (1, 3) and t.shape[1] not in (1, 3) else (2, 3, 4)
+    return ()
+
+
+@dataclass(frozen=True)
 class Blurred:
     """Each image, blurred: what is left are its large shapes and colours.
 
@@ -188,8 +232,8 @@ class Average:
         return [x for each in self.references for x in find(each)(question)]
 
 
-#: What rules that need a reference take where none is given.
-DEFAULT = "mean"
+#: What rules that need a reference take where none is given; of a picture, `Mean`.
+DEFAULT = ByForm()
 #: Name -> reference.
 NAMED: dict[str, Reference] = {
     "neutral": Neutral(),
@@ -232,6 +276,7 @@ def find(reference: Any) -> Reference:
 __all__ = [
     "Average",
     "Blurred",
+    "ByForm",
     "Colour",
     "Constant",
     "Given",

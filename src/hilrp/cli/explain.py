@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 import hilrp
-from hilrp.attribution.references import DEFAULT, NAMED, Given, Reference, named
+from hilrp.attribution.references import NAMED, Given, Reference, named
 from hilrp.attribution.verdicts import Verdict
 from hilrp.cli.audit import check_device
 from hilrp.cli.base import MaxMegapixels, app, console, errors, fail, make_folder, print_json, say_damaged
@@ -71,6 +71,14 @@ def explain(
             autocompletion=lambda: list(NAMED),
         ),
     ] = None,
+    passes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Relative to a reference: more passes give a truer map with error bars (2, 4, 8, 16, ...). "
+            "It sums to the same difference.",
+        ),
+    ] = 1,
     stages: Annotated[
         bool, typer.Option("--stages", help="Draw the maps of all stages, and not only of four.")
     ] = False,
@@ -94,7 +102,7 @@ def explain(
     hilrp explain photos/ --target "golden retriever" --against "tabby"
     hilrp explain photo.jpg --model open_clip/ViT-B-32-quickgelu --target "text:a dog on a sofa"
     hilrp explain street.jpg --model transformers/facebook/detr-resnet-50 --target detection:car
-    hilrp explain scan.png --model mine:model --rules secant --reference healthy.png
+    hilrp explain scan.png --model mine:model --rules secant --reference healthy.png --passes 16
     hilrp explain "scans/**/*.png" --model resnet50 --checkpoint mine.safetensors --classes names.txt
     hilrp scenes 8 -o scenes; hilrp explain scenes/images --model zoo/swin --target top3
 
@@ -112,10 +120,12 @@ def explain(
             loaded = hilrp.load(model, checkpoint, names, device)
         parsed = ParsedTarget.parse(target, loaded, against)
         if reference is None and hilrp.Rules.named(rules).constants == "reference":
-            reference = DEFAULT
+            reference = "mean"
         relative_to, said = _reference(reference, loaded)
+        if hilrp.Chains.of(passes).passes > 1 and relative_to is None:
+            raise InputError(f"--passes {passes}: use --rules secant, or give a --reference, from which they begin.")
         explainer = hilrp.Explainer(parsed.model(loaded), rules, relative_to)
-        gallery = Gallery(loaded, explainer, parsed, output, batch, stages, fresh, said)
+        gallery = Gallery(loaded, explainer, parsed, output, batch, stages, fresh, said, passes)
         make_folder(output)
         for name, why in problems.items():
             errors.print(f"[red]{escape(name)}[/]: {escape(why)}", highlight=False, soft_wrap=True)

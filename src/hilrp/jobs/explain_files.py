@@ -69,6 +69,7 @@ class Gallery:
         all_stages: Draw the maps of all stages.
         fresh: Don't use the results of earlier runs.
         reference: What relevance is relative to, in the words of whoever asked.
+        passes: How many passes are spent on an explanation.
     """
 
     loaded: Loaded
@@ -79,6 +80,7 @@ class Gallery:
     all_stages: bool = False
     fresh: bool = False
     reference: str | None = None
+    passes: int = 1
 
     def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
         """Explains files; yields each as it is done. One that fails does not keep the others."""
@@ -125,6 +127,7 @@ class Gallery:
             "target": self.parsed.text,
             "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
             "reference": self.reference,
+            "passes": self.passes,
             "classes": None
             if self.loaded.classes is None
             else sha256("\n".join(self.loaded.classes).encode()).hexdigest(),
@@ -178,7 +181,7 @@ class Gallery:
         device = next((p.device for p in self.loaded.model.parameters()), x.device)
         parsed, x = self.parsed, x.to(device)
         if parsed.target is not None:
-            return self.explainer.explain(x, parsed.target, batch="auto")
+            return self.explainer.explain(x, parsed.target, batch="auto", passes=self.passes)
         if parsed.label is not None:
             target: Any = torch.full((len(x),), parsed.label, device=device)
         elif parsed.strongest == 1 and parsed.against is None:
@@ -201,7 +204,7 @@ class Gallery:
             if len(same):
                 raise InputError(f"target {parsed.text}: the two are the same class here.")
             target = Contrast(target, parsed.against)
-        return self.explainer.explain(x, target, batch="auto")
+        return self.explainer.explain(x, target, batch="auto", passes=self.passes)
 
     def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
         names = [] if found.target is None else [self.loaded.named(int(c)) for c in found.target]

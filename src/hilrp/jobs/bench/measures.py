@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from hilrp.attribution.explainer import Explainer
 from hilrp.jobs.bench.context import Context
 from hilrp.jobs.bench.methods import Method
+from hilrp.jobs.bench.methods.relevance import rules_and_chains
 from hilrp.jobs.bench.metrics import localisation
 from hilrp.jobs.bench.metrics.faithfulness import Subsets, faithfulness_correlation, flip_areas
 from hilrp.jobs.bench.metrics.shapley import per_segment, spearman
-from hilrp.method.rules import Rules
 from hilrp.targets import logits_of
 
 #: Name of a figure -> its value for each image (or pair, or shift).
@@ -54,8 +54,10 @@ def _conservation(context: Context, method: Method, maps: Tensor) -> Figures:
     """The sum of the map relative to the score, what the books can't account for, and the trace of the stages."""
     if method.rules is None:
         return {}
-    explainer = Explainer(context.loaded.model, replace(Rules.named(method.rules), **dict(method.options)), audit="off")
-    found = explainer.explain(context.inputs.x[: context.effort.few], context.inputs.labels[: context.effort.few])
+    rules, chains = rules_and_chains(method.rules, dict(method.options))
+    explainer = Explainer(context.loaded.model, rules, audit="off")
+    some = slice(0, context.effort.few)
+    found = explainer.explain(context.inputs.x[some], context.inputs.labels[some], passes=chains)
     share = maps.flatten(1).double().sum(1) / context.score.double()
     if found.reference is not None:  # of what is explained, the difference to the reference's score
         share = found.ledger.pixels / found.ledger.explained

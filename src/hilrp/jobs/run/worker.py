@@ -20,6 +20,7 @@ from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.methods import Method
 from hilrp.jobs.bench.methods import find as find_method
+from hilrp.jobs.bench.methods.relevance import rules_and_chains
 from hilrp.jobs.run import rows
 from hilrp.jobs.run.preparing import Prepared, Preparer
 from hilrp.jobs.run.rows import Row
@@ -272,7 +273,7 @@ class Worker:
         leading = next((method for method in self.methods if _explains(method)), None)
         if leading is not None:
             # It runs the model anyway, and says what that predicts.
-            explained[leading.name] = found = self._explainer(name, loaded, leading, x).explain(x, target, batch="auto")
+            explained[leading.name] = found = self._by_rules(name, loaded, leading, x, target)
             output = found.output
         else:
             with torch.no_grad():
@@ -290,7 +291,7 @@ class Worker:
         made: list[Row] = []
         for method in self.methods:
             if _explains(method) and method.name not in explained:
-                explained[method.name] = self._explainer(name, loaded, method, x).explain(x, target, batch="auto")
+                explained[method.name] = self._by_rules(name, loaded, method, x, target)
             if method.name in explained:
                 maps, own = explained[method.name].map, rows.books(explained[method.name])
             else:
@@ -313,18 +314,19 @@ class Worker:
             raise HilrpError(f"{missing[0]}: no label that {name} knows as a class. Use --target prediction.")
         return torch.tensor([row["label"] for row in common], device=x.device)
 
-    def _explainer(self, name: str, loaded: Loaded, method: Method, x: Tensor) -> Explainer:
+    def _by_rules(self, name: str, loaded: Loaded, method: Method, x: Tensor, target: Tensor | None) -> Explanation:
+        assert method.rules is not None
+        rules, chains = rules_and_chains(method.rules, dict(method.options))
         key = name, method.name
         if key not in self._explainers:
-            assert method.rules is not None
             graph = x.device.type == "cuda"
-            self._explainers[key] = Explainer(loaded.model, method.rules, stages=None, compile=graph)
-        return self._explainers[key]
+            self._explainers[key] = Explainer(loaded.model, rules, stages=None, compile=graph)
+        return self._explainers[key].explain(x, target, batch="auto", passes=chains)
 
 
 def _explains(method: Method) -> bool:
-    """Whether it is a preset of rules as it is, whose books can be kept."""
-    return method.rules is not None and not method.options
+    """Whether it is a method of rules, whose books can be kept."""
+    return method.rules is not None
 
 
 def _sums(method: Method, maps: Tensor, scores: Tensor) -> list[Row]:
