@@ -110,7 +110,7 @@ class Explainer:
 
     With ``recompute="auto"`` the repeated blocks of a model (or the modules of a list of paths) keep their inputs
     alone, and run again in the backward pass: very deep models and large pictures then need memory for one block at a
-    time, and a third more time. Rules with a reference don't go with it.
+    time, and a third more time.
 
     Example:
         >>> import torch, hilrp
@@ -150,11 +150,6 @@ class Explainer:
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
         self._recomputed = find_recomputed(self.model, recompute)
-        if self._recomputed and (self.reference is not None or self.rules.linear == "bounded"):
-            raise InputError(
-                f"recompute={recompute!r} goes with rules without a reference and without a bound, which need to "
-                'see all of a model at once. Use rules="hilrp" or batch="auto".'
-            )
         self._layers: tuple[Any, KnownLayers] | None = None
         self._classes: int | None = None
         self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None

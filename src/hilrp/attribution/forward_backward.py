@@ -17,6 +17,7 @@ from hilrp.attribution.stages import channels_last, stream_name, streams, to_map
 from hilrp.engine import messages
 from hilrp.engine.engine import Engine
 from hilrp.engine.tape import Tapes
+from hilrp.engine.tensor_info import Tracker
 from hilrp.method import fast, secant  # noqa: F401 (they enter their forms into the rules and the table)
 from hilrp.method.call import KnownLayers
 from hilrp.method.graph import graph_nodes
@@ -284,16 +285,15 @@ class Pass:
                 raise messages.function_that_writes(where) from error
             raise ModelError(messages.failed_forward(error, where, shapes)) from error
 
-    def _capture(self, path: str, module: nn.Module, output: Any) -> None:
+    def _capture(self, path: str, module: nn.Module, output: Any, tracker: Tracker) -> None:
         """Reads the relevance of a stage's streams when the backward pass comes by."""
         if path in self._stages:
             for i, features in enumerate(streams(output)):
                 if features.shape[0] == self._batch:
-                    self._read(stream_name(path, i), features)
+                    self._read(stream_name(path, i), features, tracker.reference(features))
 
-    def _read(self, name: str, features: Tensor) -> None:
+    def _read(self, name: str, features: Tensor, before: Tensor | None) -> None:
         value, image, books, sums, maps = features.detach(), self._image, self.books, self.sums, self.maps
-        before = self.engine.tracker.reference(features)
         if before is not None:
             value = value - before
         order = self._channels_last

@@ -47,7 +47,7 @@ class Engine(TorchFunctionMode):
         rules: The rule set.
         books: Where constants' shares are entered.
         on_problem: Called with an `AuditError` for an operation without a rule; it raises, warns or ignores.
-        on_module: Called with (path, module, output) after each module.
+        on_module: Called with (path, module, output, what is known of tensors) after each module.
         relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its
             secant form.
         inspect: Called with each operation's output.
@@ -63,7 +63,7 @@ class Engine(TorchFunctionMode):
         rules: Rules,
         books: Books,
         on_problem: Callable[[AuditError], None],
-        on_module: Callable[[str, nn.Module, Any], None] | None = None,
+        on_module: Callable[[str, nn.Module, Any, Tracker], None] | None = None,
         relative: bool = False,
         inspect: Callable[[Site, Tensor], None] | None = None,
         layers: KnownLayers | None = None,
@@ -201,7 +201,7 @@ class Engine(TorchFunctionMode):
                 output = replaced = run(self, module, args, map_tensors(self.current, kwargs), output)
             if self.on_module is not None and self._opaque is None:
                 shown = map_tensors(self.current, output) if self.tracker.has_aliases else output
-                self.on_module(self.path, module, shown)
+                self.on_module(self.path, module, shown, self.tracker)
             return replaced
 
     # Calls ----------------------------------------------------------------------------------------------------

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from hilrp.engine import relative
 from hilrp.engine.tensor_info import Info, Tally
 from hilrp.method.call import Level
-from hilrp.method.linear import note_use
+from hilrp.method.linear import live_layers, note_layers, note_use
 from hilrp.method.registered_functions import FUNCTIONS
 from hilrp.method.registry import MODULES, OPERATIONS
 from hilrp.method.sample_axis import kept
@@ -74,29 +75,35 @@ class _Rerun:
     Attributes:
         engine: Makes an engine like the one that the module ran under.
         known: What was known of the tensors that depend on the input, by identity.
+        references: What they are on the reference, by identity, where there is one.
         choices: Which are masks, indices or other whole numbers that depend on the input, by identity.
         autocast: What the module computed in, where not in the types of its tensors.
+        first: The number of its first layer.
     """
 
-    engine: Callable[[Tally | None], Engine]
+    engine: Callable[[Tally | None, int], Engine]
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     known: dict[int, Info]
+    references: dict[int, Tensor]
     choices: set[int]
     autocast: torch.dtype | None
+    first: int
 
-    def __call__(self, tally: Tally | None = None) -> tuple[list[Tensor], list[Tensor], list[_Kind]]:
+    def __call__(self, tally: Tally | None = None) -> tuple[list[Tensor], list[Tensor], _Known]:
         """Leaves that stand for what carries relevance, the module's outputs, and what is known of these.
 
         What is met on the way is counted in the pass's tally, unless another is given.
         """
-        engine = self.engine(tally)
+        engine = self.engine(tally, self.first)
         leaves: list[Tensor] = []
         stands: dict[int, Tensor] = {}
 
         def own(t: Tensor) -> Tensor:
-            info = self.known.get(id(t))
+            info, reference = self.known.get(id(t)), self.references.get(id(t))
+            if reference is not None and (info is None or not info.carries):
+                engine.tracker.refer(t, reference)
             if id(t) in self.choices:
                 engine.tracker.choose(t)
             elif info is None:
@@ -105,9 +112,11 @@ class _Rerun:
                 return stands.get(id(t), t)
             if info.carries:
                 leaves.append(t.detach().requires_grad_())
-                stands[id(t)] = found = engine.tracker.watch(leaves[-1], info.layout)
+                stands[id(t)] = found = engine.tracker.watch(leaves[-1], info.layout, reference)
             else:
                 stands[id(t)] = found = t.clone()
+                if reference is not None:
+                    engine.tracker.refer(found, reference)
             engine.tracker.track(found, info.level, info.layout)
             return found
 
@@ -127,8 +136,10 @@ class _Rerun:
         found = [engine.current(t) for t in _numbers(output)]
         note_use(found)
         kinds = [(engine.tracker.level(t), t.requires_grad) for t in found]
+        live = {number - self.first for t in found if t.requires_grad for number in live_layers(t)}
+        known = _Known(kinds, engine.layers.count - self.first, tuple(sorted(live)))
         engine.release()
-        return leaves, found, kinds
+        return leaves, found, known
 
 
 class _Again(Function):
@@ -146,13 +157,13 @@ class _Again(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        leaves, outputs, kinds = ctx.rerun()
+        leaves, outputs, known = ctx.rerun()
         if not _same(outputs, ctx.saved_tensors):
             raise ModelError(
                 f"{type(ctx.rerun.module).__name__} gave something else when it ran a second time (it keeps a state, "
                 "or a hook of its own changes its output). Leave it out of recompute=."
             )
-        if kinds != ctx.kinds:
+        if known.kinds != ctx.kinds:
             _kinds.pop(ctx.rerun.module, None)
             raise Outdated(f"What is known of {type(ctx.rerun.module).__name__} no longer holds. Explain once more.")
         pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if t.requires_grad and g is not None]
@@ -198,19 +209,37 @@ def _rounding(t: Tensor) -> float:
     return max(1e-3, 8 * torch.finfo(t.dtype).eps)
 
 
-#: What is known of a module's output before it runs again: its gate level, and whether it carries relevance.
+#: What is known of an output of a module before it runs again: its gate level, and whether it carries relevance.
 _Kind = tuple[Level, bool]
+
+
+class _Known(NamedTuple):
+    """What is known of a module before it runs again.
+
+    Of each output its kind; how many layers it has, and which of them its outputs depend on, counted from its first.
+    """
+
+    kinds: list[_Kind]
+    layers: int = 0
+    live: tuple[int, ...] = ()
+
+
 #: The same of modules that have run, by what was known of their inputs.
-_kinds: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[_Kind]]] = weakref.WeakKeyDictionary()
+_kinds: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, _Known]] = weakref.WeakKeyDictionary()
 
 
-def again(engine: Engine) -> Callable[[Tally | None], Engine]:
+def again(engine: Engine) -> Callable[[Tally | None, int], Engine]:
     """Makes engines for parts of the same pass that run again: with its rules and books, and none of its tensors."""
     kind, model, rules, books = type(engine), engine.model, engine.rules, engine.books
     on_problem, on_module, own = engine.on_problem, engine.on_module, engine.tally
+    is_relative, layers = engine.relative, engine.layers
 
-    def make(tally: Tally | None = None) -> Engine:
-        return kind(model, rules, books, on_problem, on_module if tally is None else None, tally=tally or own)
+    def make(tally: Tally | None = None, first: int = 0) -> Engine:
+        told = on_module if tally is None else None
+        made = kind(model, rules, books, on_problem, told, is_relative, tally=tally or own)
+        # How deep its layers are is known when the whole model has run.
+        made.layers = replace(layers, count=first)
+        return made
 
     return make
 
@@ -246,10 +275,15 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         return output
     placed = [(t, engine.tracker.layout(t)) for t in sorted(varying, key=lambda t: not t.requires_grad)]
     made = [value.detach() for value in values]
-    kinds = [(Level.GATE, False)] * len(made)
+    found = _Known([(Level.GATE, False)] * len(made))
+    name, reference = type(module).__name__, None
+    if engine.relative:
+        with engine.without_modules():
+            reference = relative.on_reference(engine, module, name, args, kwargs).output
     if carriers and torch.is_grad_enabled():
         note_use(carriers)
         known: dict[int, Info] = {}
+        references: dict[int, Tensor] = {}
         choices: set[int] = set()
         bared: dict[int, Tensor] = {}
 
@@ -258,6 +292,8 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
                 info, bared[id(t)] = engine.tracker.info(t), t.detach()
                 if info is not None:
                     known[id(bared[id(t)])] = info
+                if (there := engine.tracker.reference(t)) is not None:
+                    references[id(bared[id(t)])] = there
                 if engine.tracker.is_choice(t):
                     choices.add(id(bared[id(t)]))
             return bared[id(t)]
@@ -265,19 +301,26 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         bare_args, bare_kwargs = map_tensors(bare, (args, kwargs))
         device = carriers[0].device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, choices, autocast)
+        first = engine.layers.count
+        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, references, choices, autocast, first)
         # What its output is, only a run under the engine can say: the first time there is one more.
-        form = engine.rules, _described(engine, args, kwargs), tuple(value.shape for value in values), autocast
+        shapes = tuple(value.shape for value in values)
+        form = engine.rules, engine.relative, _described(engine, args, kwargs), shapes, autocast
         of_module = _kinds.setdefault(module, {})
         # One that carries nothing leaves no trace by which it would be noticed that this has changed.
-        if not all(carries for _, carries in of_module.get(form, [(Level.GATE, False)])):
+        if not all(carries for _, carries in of_module.get(form, found).kinds):
             with engine.without_modules():
                 of_module[form] = rerun(Tally())[2]
-        kinds = of_module[form]
-        if any(carries for _, carries in kinds):
-            made = list(_Again.apply(rerun, values, kinds, *carriers))
+        found = of_module[form]
+        engine.layers.count += found.layers
+        if any(carries for _, carries in found.kinds):
+            made = list(_Again.apply(rerun, values, found.kinds, *carriers))
+            note_layers(made, [first + number for number in found.live])
+    if reference is not None:
+        relative.refer(engine, made, _numbers(reference))
+        relative.keep(engine, name, args, kwargs, output)
     stands = dict(zip(map(id, values), made, strict=True))
-    for t, (level, _) in zip(made, kinds, strict=True):
+    for t, (level, _) in zip(made, found.kinds, strict=True):
         engine.tracker.track(t, level, kept(placed, t, engine.books.batch, None, None))
         engine.dtypes.add(t.dtype)
     return map_tensors(lambda t: stands.get(id(t), t), output)

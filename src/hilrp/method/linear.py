@@ -10,7 +10,7 @@ knowing its indices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +108,20 @@ def live_layers(score: Tensor) -> Iterator[int]:
         weight = weight if isinstance(weight, Gamma) else node.metadata.get(_LAYER)
         if weight is not None and weight.layers is not None:
             yield weight.number
+        yield from node.metadata.get(_LAYERS, ())
 
 
 #: The key under which a node of torch's own says which layer under the bounded rule it is.
 _LAYER = "hilrp layer"
+#: The key under which the node of a module that runs again says which layers are in it.
+_LAYERS = "hilrp layers"
+
+
+def note_layers(outputs: Iterable[Tensor], numbers: Sequence[int]) -> None:
+    """Says that outputs which carry relevance depend on these layers, which their graph does not show."""
+    nodes: set[Any] = {t.grad_fn for t in outputs if t.grad_fn is not None}
+    for node in nodes:
+        node.metadata[_LAYERS] = numbers
 
 
 @Replaceable
