@@ -29,6 +29,18 @@ NARROWER = {
     "maxvit_tiny_tf_224": {"embed_dim": (32, 32, 64, 64), "depths": (1, 1, 1, 1), "stem_width": 16},
     "swin_tiny_patch4_window7_224": {"embed_dim": 48, "depths": (2, 2, 2, 2)},
 }
+#: The side of the pictures, where it isn't 64: the smallest on which the same operations run as on the model's own.
+SIDES = {"swin": 112, "crossvit": 240, "csatv2": 512}
+#: Families that are built for one size of pictures.
+SIZED = ("vit_", "deit", "swin", "maxvit", "cait", "coat", "gcvit", "volo", "levit", "nest")
+
+
+def created(name: str, **options) -> tuple[nn.Module, int]:
+    """A model of timm for small pictures, and their side."""
+    side = next((side for family, side in SIDES.items() if name.startswith(family)), 64)
+    if name.startswith(SIZED):
+        options["img_size"] = side
+    return randomised(timm.create_model(name, **options)), side
 
 
 def assert_sound(model: nn.Module, x, dtype: torch.dtype, target=None) -> hilrp.AuditReport:
@@ -46,14 +58,13 @@ def assert_sound(model: nn.Module, x, dtype: torch.dtype, target=None) -> hilrp.
 @pytest.mark.parametrize("name", PAPER)
 def test_architectures_of_the_paper(name, dtype, monkeypatch):
     name = SMALLER.get(name, name) if dtype == torch.float64 else name
-    model = randomised(timm.create_model(name, **NARROWER.get(name, {}))).to(dtype)
+    model, side = created(name, **NARROWER.get(name, {}))
     if name.startswith("efficientvit") and dtype == torch.float64:
         # timm's linear attention casts to float32 by itself, in float64 too: the books would close to 1e-9 only.
         monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    size = 128 if name.startswith(("convnext", "resnet")) else model.default_cfg["input_size"][-1]
     # That samples are told apart is seen on the smaller ones.
     batch = 1 if name in SMALLER and dtype == torch.float32 else 2
-    assert_sound(model, torch.randn(batch, 3, size, size, dtype=dtype), dtype)
+    assert_sound(model.to(dtype), torch.randn(batch, 3, side, side, dtype=dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -93,7 +104,6 @@ TORCHVISION = {
     "vit_b_16": {"image_size": 64},
     "swin_t": {},
     "swin_v2_t": {},
-    "maxvit_t": {},
     "convnext_tiny": {},
     "efficientnet_b0": {},
     "mobilenet_v3_small": {},
@@ -106,11 +116,25 @@ TORCHVISION = {
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_torchvision(name):
     models = pytest.importorskip("torchvision.models")
-    size = 224 if name == "maxvit_t" else 64
     model = randomised(models.get_model(name, weights=None, **TORCHVISION[name]))
     if name == "vit_b_16":  # its classifier starts at zero
         nn.init.normal_(model.heads.head.weight, 0, 0.05)
-    assert_sound(model, torch.randn(2, 3, size, size), torch.float32)
+    assert_sound(model, torch.randn(2, 3, 64, 64), torch.float32)
+
+
+def test_maxvit_of_torchvision():
+    """Narrow, with two blocks: the windows of the one that has a name fit pictures of 224 and more alone."""
+    maxvit = pytest.importorskip("torchvision.models.maxvit")
+    model = maxvit.MaxVit(
+        input_size=(64, 64),
+        stem_channels=16,
+        partition_size=4,
+        block_channels=[16, 32],
+        block_layers=[1, 2],
+        head_dim=8,
+        stochastic_depth_prob=0.2,
+    )
+    assert_sound(randomised(model), torch.randn(2, 3, 64, 64), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["swin", "pvt_v2", "dinov2", "convnextv2"])
@@ -139,5 +163,5 @@ UNUSUAL = [
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_unusual_architectures(name):
-    model = randomised(timm.create_model(name))
-    assert_sound(model, torch.randn(2, *model.default_cfg["input_size"]), torch.float32)
+    model, side = created(name)
+    assert_sound(model, torch.randn(2, 3, side, side), torch.float32)

@@ -15,7 +15,8 @@ from helpers.real_data import CHECKPOINTS, load_checkpoint, photographs, shared
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_books_close(name, dtype):
     model, transform = load_checkpoint(name)
-    x = photographs(transform, 2).to(dtype)
+    # That samples are told apart is seen in float32.
+    x = photographs(transform, 2 if dtype == torch.float32 else 1).to(dtype)
     target = (lambda out: out @ torch.ones(384, dtype=dtype)) if "dino" in name else None
     report = hilrp.audit(model.to(dtype), x, target)
     limit = 1e-4 if dtype == torch.float32 else 1e-10
@@ -30,37 +31,36 @@ def test_books_close(name, dtype):
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "tiny_vit_5m_224"])
 def test_books_close_under_other_presets(name, rules):
     model, transform = load_checkpoint(name)
-    found = hilrp.explain(model, photographs(transform, 3), rules=rules)
+    found = hilrp.explain(model, photographs(transform, 2), rules=rules, stages=None)
     assert float(found.ledger.residual.max()) <= 1e-4
-
-
-@pytest.mark.parametrize(
-    ("name", "low", "high"), [("deit_tiny_patch16_224", 0.4, 0.8), ("tiny_vit_5m_224", 0.005, 0.05)]
-)
-def test_pixels_share(name, low, high):
-    """How much of the logit reaches the pixels, on real weights: the figures that the design was written with."""
-    model, transform = load_checkpoint(name)
-    found = hilrp.explain(model, photographs(transform, 8))
-    assert low < float(found.ledger.share.median()) < high
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "tiny_vit_5m_224"])
 def test_the_naive_extension_is_degenerate(name):
     """The paper's point: without rules for every operation the relevance that arrives is next to nothing."""
     model, transform = load_checkpoint(name)
-    found = hilrp.explain(model, photographs(transform, 8), rules="naive")
+    # What leaks is asserted here: the checks, which would name it too, need not run.
+    found = hilrp.explain(model, photographs(transform, 5), rules="naive", stages=None, audit="off")
     assert float(found.ledger.share.abs().median()) < 0.1
     assert float(found.ledger.leak.median()) > 0.5
 
 
-@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "tiny_vit_5m_224", "mobilenetv2_100"])
-def test_the_strongest_pixel_lies_on_the_object(name):
-    """Pointing over 24 photographs with boxes, which cover about half of the picture, is far above that half."""
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("deit_tiny_patch16_224", 0.4, 0.8), ("tiny_vit_5m_224", 0.005, 0.05), ("mobilenetv2_100", None, None)],
+)
+def test_the_strongest_pixel_lies_on_the_object(name, low, high):
+    """Pointing over 16 photographs with boxes, which cover about half of the picture, is far above that half.
+
+    And how much of the logit reaches the pixels, on real weights: the figures that the design was written with.
+    """
     model, transform = load_checkpoint(name)
-    index = json.loads(shared("images", "imagenet_val", "index.json").read_text())[:24]
-    x = photographs(transform, 24)
+    index = json.loads(shared("images", "imagenet_val", "index.json").read_text())[:16]
+    x = photographs(transform, 16)
     # Whether books close is another test's: the checks would take most of the time of this one.
     found = hilrp.explain(model, x, [item["label"] for item in index], stages=None, audit="off", batch=8)
+    if low is not None:
+        assert low < float(found.ledger.share.median()) < high
     side, hits = x.shape[-1], 0
     from PIL import Image
 
@@ -71,7 +71,8 @@ def test_the_strongest_pixel_lies_on_the_object(name):
         scale = min(width, height) / _resized(transform)
         px, py = width / 2 + (column - side / 2) * scale, height / 2 + (row - side / 2) * scale
         hits += any(x0 <= px <= x1 and y0 <= py <= y1 for x0, y0, x1, y1 in item["boxes"])
-    assert hits >= 17
+    print("HITS",name,hits,found.ledger.share.median())
+    assert hits >= 12
 
 
 def _resized(transform) -> int:

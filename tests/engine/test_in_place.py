@@ -267,12 +267,23 @@ THROUGH = {
 }
 
 
+#: Rules and books, with which a write is compared: each operation meets each of them, and each kind of view.
+WAYS = [("hilrp", False), ("secant", True), ("hilrp", True), ("secant", False)]
+
+
+def ways(name: str) -> list[tuple[str, tuple[str, bool]]]:
+    """Six of an operation's 24 pairs of a view and a way: the ways go round, from another one on for each operation."""
+    start = NAMES.index(name)
+    return [(through, WAYS[(start + i) % len(WAYS)]) for i, through in enumerate(THROUGH)]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operation_that_writes(name):
     """Through every kind of view, with totals and itemised: as if the result had been put together."""
     write, plain = _in_place(name)
     arguments = ARGUMENTS.get(name, ())
-    for through in THROUGH.values():
+    for view_name, (rules, itemised) in ways(name):
+        through = THROUGH[view_name]
 
         def written(g, through=through):
             y = g.square() + 0.1 if name in _POSITIVE else g * 1
@@ -290,11 +301,16 @@ def test_every_operation_that_writes(name):
                 y = torch.cat([plain(y[i : i + 1], *arguments) if rows[i] else y[i : i + 1] for i in range(len(y))])
             return y, y
 
-        if name == "index_fill" and through is not THROUGH["itself"] and through is not THROUGH["view"]:
+        if name == "index_fill" and view_name not in ("itself", "view"):
             continue  # its index means another row in a part
-        for rules in ("hilrp", "secant"):
-            for itemised in (False, True):
-                compare(written, out_of_place, rules, itemised)
+        compare(written, out_of_place, rules, itemised)
+
+
+def test_every_way_meets_every_view_and_every_operation():
+    assert {(view, way) for name in NAMES for view, way in ways(name)} == {(v, w) for v in THROUGH for w in WAYS}
+    for name in NAMES:
+        assert {view for view, _ in ways(name)} == set(THROUGH)
+        assert {way for _, way in ways(name)} == set(WAYS)
 
 
 def test_in_place_operations_are_known():

@@ -26,7 +26,7 @@ CHECKPOINTS = {
     "deit_tiny_patch16_224": {},
     "tiny_vit_5m_224": {"num_classes": 1000},
     "mobilenetv2_100": {},
-    "vit_small_patch14_dinov2": {"img_size": 224},
+    "vit_small_patch14_dinov2": {"img_size": 112},
 }
 
 
