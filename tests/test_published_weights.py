@@ -71,7 +71,6 @@ def test_the_strongest_pixel_lies_on_the_object(name, low, high):
         scale = min(width, height) / _resized(transform)
         px, py = width / 2 + (column - side / 2) * scale, height / 2 + (row - side / 2) * scale
         hits += any(x0 <= px <= x1 and y0 <= py <= y1 for x0, y0, x1, y1 in item["boxes"])
-    print("HITS",name,hits,found.ledger.share.median())
     assert hits >= 12
 
 

@@ -8,7 +8,7 @@ from fuzz.drawing import random_program
 from fuzz.pairs import check_program, shrunk
 
 PARTS = 8
-PROGRAMS = 360
+PROGRAMS = 128
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
+from torchvision.models.detection import faster_rcnn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.ops import FrozenBatchNorm2d
 from typer.testing import CliRunner
@@ -41,6 +42,12 @@ def fcos():
     return models.detection.FCOS(narrow_pyramid(), 6, **SMALL, **ONE_STAGE)
 
 
+def fasterrcnn():
+    """With a narrow second stage, too."""
+    head, predictor = faster_rcnn.TwoMLPHead(32 * 7**2, 64), faster_rcnn.FastRCNNPredictor(64, 6)
+    return models.detection.FasterRCNN(narrow_pyramid(), box_head=head, box_predictor=predictor, **SMALL, **TWO_STAGES)
+
+
 def ssdlite():
     model = named("ssdlite320_mobilenet_v3_large", **ONE_STAGE)
     model.transform.fixed_size = (128, 128)
@@ -52,7 +59,7 @@ def named(name, **options):
 
 
 KINDS = {
-    "fasterrcnn": lambda: named("fasterrcnn_mobilenet_v3_large_320_fpn", **SMALL, **TWO_STAGES),
+    "fasterrcnn": fasterrcnn,
     "ssdlite": ssdlite,
     "retinanet": retinanet,
     "fcos": fcos,
@@ -123,12 +130,13 @@ def test_books_close(kind, rules):
     with torch.no_grad():
         output = model(X)
     own = output["labels"][:, 1]
-    for target, value in (
-        (Detection(1), output["logits"][:, 1].gather(1, own[:, None])[:, 0]),
-        (Detection(0, label=3), output["logits"][:, 0, 3]),
-        (Detection(1, side="bottom"), output["corners"][:, 1, 3]),
+    for target, value, checks in (
+        (Detection(1), output["logits"][:, 1].gather(1, own[:, None])[:, 0], "strict"),
+        # What is asserted below is all that is asked of these.
+        (Detection(0, label=3), output["logits"][:, 0, 3], "off"),
+        (Detection(1, side="bottom"), output["corners"][:, 1, 3], "off"),
     ):
-        found = hilrp.explain(model, X, target, rules, stages=None)
+        found = hilrp.explain(model, X, target, rules, stages=None, audit=checks)
         torch.testing.assert_close(found.score, value)
         assert float(found.ledger.residual.max()) < 1e-10
         assert float(found.ledger.leak.max()) < 1e-10
