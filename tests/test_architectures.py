@@ -29,7 +29,8 @@ NARROWER = {
     "maxvit_tiny_tf_224": {"embed_dim": (32, 32, 64, 64), "depths": (1, 1, 1, 1), "stem_width": 16},
     "swin_tiny_patch4_window7_224": {"embed_dim": 48, "depths": (2, 2, 2, 2)},
 }
-#: The side of the pictures, where it isn't 64: the smallest on which the same operations run as on the model's own.
+#: The side of the pictures, where it isn't 64, on which the same operations run as on the model's own. Swin needs
+#: windows that shift, CrossViT resizes to 240 inside, and CSATv2's books need its own size to close in float32.
 SIDES = {"swin": 112, "crossvit": 240, "csatv2": 512}
 #: Families that are built for one size of pictures.
 SIZED = ("vit_", "deit", "swin", "maxvit", "cait", "coat", "gcvit", "volo", "levit", "nest")
