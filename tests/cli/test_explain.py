@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -42,6 +43,12 @@ def folder(tmp_path):
 @pytest.fixture
 def picture(folder):
     return folder / "0.png"
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """What is told of these runs is not in their figures, which stay empty; they take most of the time."""
+    monkeypatch.setattr(hilrp.Explanation, "plot", lambda *args, **options: Figure(figsize=(1, 1)))
 
 
 def files(path):
@@ -84,6 +91,7 @@ def test_the_page_needs_nothing_else(folder, tmp_path):
         assert Verdict(word).meaning in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bad_files_do_not_keep_the_others(folder, tmp_path):
     (folder / "broken.jpg").write_bytes(b"not an image")
     result = invoke("explain", folder, "--model", "zoo/resnet", "-o", tmp_path / "out")
@@ -93,6 +101,7 @@ def test_bad_files_do_not_keep_the_others(folder, tmp_path):
     assert "broken.json" not in files(tmp_path / "out")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_image_that_can_not_be_explained_does_not_keep_its_batch(folder, tmp_path, monkeypatch):
     real = hilrp.Explainer.explain
 
@@ -111,14 +120,15 @@ def test_an_image_that_can_not_be_explained_does_not_keep_its_batch(folder, tmp_
 
 
 @pytest.mark.parametrize("target", ["prediction", "top3", "view"])
+@pytest.mark.usefixtures("undrawn")
 def test_memory_that_does_not_suffice(target, folder, tmp_path, monkeypatch):
     real, sizes = hilrp.Explainer._at_once, []
 
-    def short(self, question, reference):
+    def short(self, question, *more, **options):
         sizes.append(question.batch)
         if question.batch > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return real(self, question, reference)
+        return real(self, question, *more, **options)
 
     monkeypatch.setattr(hilrp.Explainer, "_at_once", short)
     result = invoke("explain", folder, "--model", "zoo/resnet", "--target", target, "-o", tmp_path / "out")
@@ -127,6 +137,7 @@ def test_memory_that_does_not_suffice(target, folder, tmp_path, monkeypatch):
     assert max(sizes) > 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
     out, explained = tmp_path / "out", []
     real = hilrp.Explainer.explain
@@ -155,6 +166,7 @@ def test_a_run_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
     assert sum(explained) == 11
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_results_are_not_written_over_the_images(folder):
     before = (folder / "0.png").read_bytes()
     result = invoke("explain", folder, "--model", "zoo/resnet", "-o", folder)
@@ -167,6 +179,7 @@ def test_results_are_not_written_over_the_images(folder):
         assert "3 of 3 explained" in inside.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_other_weights_under_the_same_name_are_explained_again(folder, tmp_path, monkeypatch):
     (tmp_path / "mine_to_change.py").write_text(
         "import torch\n"
@@ -183,6 +196,7 @@ def test_other_weights_under_the_same_name_are_explained_again(folder, tmp_path,
     assert scores[0] == scores[1] != scores[2]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_of_results_that_was_tidied(folder, tmp_path):
     out = tmp_path / "out"
     options = [folder, "--model", "zoo/resnet", "-o", out]
@@ -195,6 +209,7 @@ def test_a_folder_of_results_that_was_tidied(folder, tmp_path):
     assert (out / "0.png").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_preprocessing_that_fails_on_one_image(folder, tmp_path, monkeypatch):
     (tmp_path / "mine_to_fail.py").write_text(
         "import torch\n"
@@ -211,6 +226,7 @@ def test_preprocessing_that_fails_on_one_image(folder, tmp_path, monkeypatch):
     assert "3 of 4 explained" in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_odd_names(tmp_path):
     name = "photo #1 50% [old].png"
     Image.fromarray(Scenes(seed=1)[0].image).save(tmp_path / name)
@@ -222,6 +238,7 @@ def test_odd_names(tmp_path):
     assert "none of the libraries" in words(invoke("explain", tmp_path / name, "--model", "[/x]", "-o", out))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_stopping_keeps_what_was_done(folder, tmp_path, monkeypatch):
     real, calls = hilrp.jobs.explain_files.Gallery._explain, []
 
@@ -256,6 +273,7 @@ def test_a_model_without_a_classifier(picture, tmp_path, monkeypatch):
     assert "feature 3" in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_notes_on_what_the_model_saw(tmp_path):
     Image.fromarray(Scenes(seed=1)[0].image).resize((60, 40)).save(tmp_path / "small.png")
     result = invoke("explain", tmp_path / "small.png", "--model", "zoo/resnet", "-o", tmp_path / "out", "--json")
@@ -281,13 +299,17 @@ def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):
     assert files(tmp_path / "out") == ["0.npz", "index.html"]
 
 
-def test_targets(picture, tmp_path):
+def test_targets(picture, tmp_path, request):
     def facts(*options):
         result = invoke("explain", picture, "--model", "zoo/resnet", "-o", tmp_path / "out", "--json", *options)
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)[0]
 
     top = facts("--target", "top3")
+    others = facts("--target", "top3", "--against", top["names"][0])
+    assert others["names"] == [s["name"] for s in top["strongest"][1:4]]
+    assert facts("--stages")["names"] == top["names"][:1]
+    request.getfixturevalue("undrawn")
     assert len(top["score"]) == 3
     assert top["score"] == sorted(top["score"], reverse=True)
     assert [s["name"] for s in top["strongest"][:3]] == top["names"]
@@ -298,12 +320,9 @@ def test_targets(picture, tmp_path):
     assert against["against_names"] == ["red ring"]
     red = facts("--target", "red ring")["score"][0]
     assert against["score"][0] == pytest.approx(by_name["score"][0] - red, abs=1e-4)
-    assert facts("--stages")["names"] == top["names"][:1]
-    others = facts("--target", "top3", "--against", top["names"][0])
-    assert others["names"] == [s["name"] for s in top["strongest"][1:4]]
 
 
-def test_relative_to_a_reference(folder, tmp_path):
+def test_relative_to_a_reference(folder, tmp_path, request):
     picture, other = folder / "0.png", folder / "1.png"
 
     def facts(*options):
@@ -316,6 +335,7 @@ def test_relative_to_a_reference(folder, tmp_path):
         found = facts("--reference", reference)
         assert found["pixels"][0] + found["entries"]["reference"][0] == pytest.approx(found["score"][0], rel=1e-4)
         assert found["verdict"] == ["valid"]
+        request.getfixturevalue("undrawn")  # from the second on
     page = (tmp_path / "out" / "index.html").read_text()
     assert "relative to: 1.png (" in page
     assert f"reference {found['entries']['reference'][0]:.3f}" in page
@@ -383,6 +403,7 @@ def test_bad_output(picture):
     assert f"--output {picture}: no folder can be made" in words(result)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_images_of_the_same_name_do_not_overwrite_each_other(picture, tmp_path):
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "0.png"
@@ -401,6 +422,7 @@ def test_a_class_that_looks_like_mathematics_does_not_end_the_run(folder, tmp_pa
     assert "3 of 3 explained." in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_larger_pictures_are_refused_unless_they_are_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr(picture_files, "_allowed", picture_files.allowed())  # as it was, afterwards
     Image.new("RGB", (1200, 1000)).save(tmp_path / "large.png")
