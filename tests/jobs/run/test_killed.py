@@ -26,13 +26,13 @@ from hilrp.jobs.run.store import Store
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-COUNT, PIECE = 48, 4
+COUNT, PIECE = 20, 2
 PATIENCE = 300
 
 
 def arguments(out: Path) -> list[str]:
     data = ["--data", f"scenes:4:{COUNT}", "--model", "zoo/vit"]
-    return ["run", *data, "--piece", str(PIECE), "--batch", "4", "-o", str(out)]
+    return ["run", *data, "--piece", str(PIECE), "--batch", "2", "-o", str(out)]
 
 
 def finish(out: Path) -> list[dict]:

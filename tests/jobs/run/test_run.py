@@ -6,6 +6,7 @@ import errno
 import io
 import math
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -165,20 +166,20 @@ def test_few_images_are_held_at_once(scenes, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Preparer, "__call__", counted)
     monkeypatch.setattr(Worker, "_explain", explained)
-    done("--data", "scenes:1:80", "--model", "zoo/resnet", "-o", tmp_path / "out", "--batch", 4, "--piece", 20)
-    assert most <= 6 * 4
+    done("--data", "scenes:1:40", "--model", "zoo/resnet", "-o", tmp_path / "out", "--batch", 2, "--piece", 10)
+    assert most <= 6 * 2
 
 
 # Going on -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_goes_on(tmp_path, monkeypatch):
-    arguments = ("--data", "scenes:2:30", "--model", "zoo/resnet", "--piece", 8)
-    done(*arguments, "-o", tmp_path / "whole")
+    arguments = ("--data", "scenes:2:11", "--model", "zoo/resnet", "--piece", 3)
     done(*arguments, "-o", tmp_path / "out")
+    shutil.copytree(tmp_path / "out", tmp_path / "whole")
     store = Store(tmp_path / "out")
     pieces = store.pieces()
-    assert [piece.count for piece in pieces] == [8, 8, 8, 6]
+    assert [piece.count for piece in pieces] == [3, 3, 3, 2]
     store.rows(pieces[2]).unlink()
     kept = [store.rows(piece).stat().st_mtime_ns for piece in pieces if store.done(piece)]
     done(*arguments, "-o", tmp_path / "out")
@@ -195,7 +196,7 @@ def test_a_run_goes_on(tmp_path, monkeypatch):
     [
         (["--model", "zoo/vit"], "models"),
         (["--methods", "epsilon"], "methods"),
-        (["--data", "scenes:3:10"], "items_sha256"),
+        (["--data", "scenes:3:6"], "items_sha256"),
         (["--limit", "5"], "images"),
         (["--batch", "3"], "batch"),
         (["--target", "label"], "target"),
@@ -203,7 +204,7 @@ def test_a_run_goes_on(tmp_path, monkeypatch):
 )
 def test_other_settings_in_the_same_folder(change, named, tmp_path_factory, request):
     out = tmp_path_factory.getbasetemp() / "settings"
-    arguments = {"--data": "scenes:2:10", "--model": "zoo/resnet", "-o": out}
+    arguments = {"--data": "scenes:2:6", "--model": "zoo/resnet", "-o": out}
     if not (out / "manifest.json").exists():
         done(*[part for pair in arguments.items() for part in pair])
     before = sorted((p, p.stat().st_mtime_ns) for p in out.rglob("*"))
@@ -233,7 +234,7 @@ def test_weights_are_part_of_the_settings(tmp_path):
 
 
 def test_shards_and_merge(tmp_path):
-    arguments = ("--data", "scenes:2:30", "--model", "zoo/resnet", "--piece", 4)
+    arguments = ("--data", "scenes:2:14", "--model", "zoo/resnet", "--piece", 2)
     done(*arguments, "-o", tmp_path / "whole")
     for i in (1, 2, 3):
         done(*arguments, "--shard", f"{i}/3", "-o", tmp_path / f"shard{i}")
@@ -245,7 +246,7 @@ def test_shards_and_merge(tmp_path):
     assert few.exit_code == 2
     assert "pieces are not done" in few.output
     assert not (tmp_path / "few.parquet").exists()
-    done("--data", "scenes:9:8", "--model", "zoo/resnet", "-o", tmp_path / "other")
+    done("--data", "scenes:9:2", "--model", "zoo/resnet", "-o", tmp_path / "other")
     mixed = CliRunner().invoke(
         app, ["merge", str(tmp_path / "shard1"), str(tmp_path / "other"), "-o", str(tmp_path / "x.parquet")]
     )
@@ -290,9 +291,9 @@ class Death(BaseException):
 
 def test_a_piece_that_ends_its_worker_is_given_up(tmp_path, monkeypatch):
     """After three times; its neighbours, which are read ahead, are not."""
-    arguments = ("--data", "scenes:2:24", "--model", "zoo/resnet", "--piece", 8)
-    done(*arguments, "-o", tmp_path / "whole", "--batch", 4)
-    done(*arguments, "-o", tmp_path / "out", "--batch", 4)
+    arguments = ("--data", "scenes:2:12", "--model", "zoo/resnet", "--piece", 4)
+    done(*arguments, "-o", tmp_path / "out", "--batch", 2)
+    shutil.copytree(tmp_path / "out", tmp_path / "whole")
     store = Store(tmp_path / "out")
     pieces = store.pieces()
     for piece in pieces:
@@ -303,7 +304,7 @@ def test_a_piece_that_ends_its_worker_is_given_up(tmp_path, monkeypatch):
     explain = Worker._explain
 
     def lethal(self, batch):
-        if any(number == 15 and prepared.error is None for number, prepared in batch.images):
+        if any(number == 7 and prepared.error is None for number, prepared in batch.images):
             raise Death
         return explain(self, batch)
 
@@ -311,16 +312,16 @@ def test_a_piece_that_ends_its_worker_is_given_up(tmp_path, monkeypatch):
     deaths = 0
     for _ in range(10):
         try:
-            found = list(Worker(Job(str(tmp_path / "out"), ("zoo/resnet",), ("hilrp",), batch=4)).run(pieces))
+            found = list(Worker(Job(str(tmp_path / "out"), ("zoo/resnet",), ("hilrp",), batch=2)).run(pieces))
             break
         except Death:
             deaths += 1
     assert deaths == 3
-    assert [(each.number, each.failed) for each in found] == [(1, 8), (2, 0)]
+    assert [(each.number, each.failed) for each in found] == [(1, 4), (2, 0)]
     ours, whole = rows(tmp_path / "out"), rows(tmp_path / "whole")
-    assert ours[:8] == whole[:8]
-    assert ours[16:] == whole[16:]
-    assert all("ended the worker 3 times" in row["error"] for row in ours[8:16])
+    assert ours[:4] == whole[:4]
+    assert ours[8:] == whole[8:]
+    assert all("ended the worker 3 times" in row["error"] for row in ours[4:8])
 
 
 def test_errors_that_pass_end_the_run(scenes, tmp_path, monkeypatch):
