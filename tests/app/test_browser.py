@@ -36,19 +36,33 @@ def uploads(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, uploads) -> Iterator[str]:
-    """The command, run as a user does; its address."""
-    folder, spy = uploads, Spy(tmp_path_factory.mktemp("spy"))
-    with chromium.served(spy.environment | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
-        yield address
-    assert not [p for p in folder.rglob("*") if "hilrp-serve" in str(p)]
-    assert (spy.watched(), spy.asked()) == (1, set())
-
-
-@pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     with chromium.opened() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def left_open() -> list[Tab]:
+    """Tabs that are still open when the server is stopped."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, uploads, browser, left_open) -> Iterator[str]:
+    """The command, run as a user does; its address.
+
+    In the end it is stopped, while the browser and what was left open in it are there. It stops soon, and leaves
+    nothing behind.
+    """
+    folder, spy = uploads, Spy(tmp_path_factory.mktemp("spy"))
+    with chromium.served(spy.environment | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
+        yield address
+        started = time.monotonic()
+    assert time.monotonic() - started < 20
+    assert not [p for p in folder.rglob("*") if "hilrp-serve" in str(p)]
+    assert (spy.watched(), spy.asked()) == (1, set())
+    for tab in left_open:
+        tab.close()
 
 
 #: Another explanation is there: not only its address, but its page, drawn.
@@ -205,7 +219,8 @@ def test_pictures_of_ones_own(tab, tmp_path, uploads):
     for path, size in zip(files, ((96, 96), (2600, 2100)), strict=True):
         Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8)).save(path)
     tab.shows(lambda: tab.upload(*files))
-    assert not any(path.stat().st_size for path in uploads.rglob("*") if path.is_file())
+    kept = [path for path in uploads.rglob("*") if path.is_file() and not path.name.startswith("mine")]
+    assert not any(path.stat().st_size for path in kept)
     assert "large.jpg" in tab.frame.locator("main").inner_text()
     assert "was scaled down to 2048 x 1654" in tab.frame.locator("main").inner_text()
     assert tab.page.locator("#pictures label").count() == 3
@@ -325,21 +340,15 @@ def test_forged_requests(served, tmp_path):
     assert secret.exists()
 
 
-def test_it_stops_while_a_tab_is_open(browser, tmp_path):
-    """And leaves nothing behind, not even a checkpoint that was dropped and never loaded."""
+def test_it_stops_while_a_tab_is_open(browser, served, uploads, left_open, tmp_path):
+    """And leaves nothing behind, not even a checkpoint that was dropped and never loaded: see where it is stopped."""
     weights = tmp_path / "mine.safetensors"
     weights.write_bytes(b"0" * 100_000)
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    with chromium.served({"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}) as address:
-        tab = Tab(browser, address)
-        tab.page.get_by_role("button", name="Weights of your own").click()
-        tab.page.set_input_files("#checkpoint input[type=file]", [str(weights)])
-        tab.page.locator("#checkpoint", has_text="mine").wait_for()
-        tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click())
-        assert "mine" in tab.page.locator("#checkpoint").inner_text()
-        assert [path.stat().st_size for path in folder.rglob("mine*")] == [100_000]
-        started = time.monotonic()
-    assert time.monotonic() - started < 20
-    assert list(folder.rglob("hilrp-serve*")) == []
-    tab.close()
+    tab = Tab(browser, served)
+    left_open.append(tab)
+    tab.page.get_by_role("button", name="Weights of your own").click()
+    tab.page.set_input_files("#checkpoint input[type=file]", [str(weights)])
+    tab.page.locator("#checkpoint", has_text="mine").wait_for()
+    tab.shows(lambda: tab.page.locator("#predictions label").nth(1).click())
+    assert "mine" in tab.page.locator("#checkpoint").inner_text()
+    assert [path.stat().st_size for path in uploads.rglob("mine*")] == [100_000]

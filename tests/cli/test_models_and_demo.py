@@ -40,6 +40,13 @@ def test_scenes(tmp_path):
     assert "images/0000.png" in (tmp_path / "s/index.json").read_text()
 
 
+@pytest.fixture
+def one_scene(monkeypatch):
+    """One scene is shown, not three: two questions to each model."""
+    monkeypatch.setattr("hilrp.jobs.demo._SHOWN", 1)
+
+
+@pytest.mark.usefixtures("one_scene")
 def test_demo(tmp_path):
     result = invoke("demo", "-o", tmp_path / "demo", "--objects", 2, "--json")
     assert result.exit_code == 0, result.output
@@ -53,6 +60,7 @@ def test_demo(tmp_path):
     assert not re.search(r'(src|href)="(?!data:)[a-z]+:', page)
 
 
+@pytest.mark.usefixtures("one_scene")
 def test_the_demos_table(tmp_path, monkeypatch):
     monkeypatch.setattr("hilrp.jobs.demo.ARCHITECTURES", {"resnet": hilrp.zoo.architectures.ARCHITECTURES["resnet"]})
     result = invoke("demo", "-o", tmp_path / "demo", "--objects", 3)

@@ -12,11 +12,16 @@ from helpers.commands import invoke
 from helpers.connections import Spy
 from hilrp.util import telemetry
 
-#: What the libraries themselves make of the switches, in a process where a command was called.
+#: Whether importing the package leaves the environment as it was; and what the libraries themselves make of the
+#: switches where a command was called.
 _READ = """
-from typer.testing import CliRunner
+import os, sys
+before = dict(os.environ)
+import hilrp
 from hilrp.cli import app
-assert CliRunner().invoke(app, ["models", "zoo/swin"]).exit_code == 0
+print(dict(os.environ) == before)
+from typer.testing import CliRunner
+assert CliRunner().invoke(app, ["scenes", "1", "-o", sys.argv[1]]).exit_code == 0
 import huggingface_hub.constants
 from ray._common.usage import usage_lib
 print(huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY, not usage_lib.usage_stats_enabled())
@@ -45,14 +50,10 @@ def test_what_the_user_decided_stays(unset, monkeypatch, tmp_path):
     assert (os.environ["RAY_USAGE_STATS_ENABLED"], os.environ["HF_HUB_DISABLE_TELEMETRY"]) == ("1", "0")
 
 
-def test_importing_the_package_changes_no_environment():
-    code = "import os; before = dict(os.environ); import hilrp, hilrp.cli; print(dict(os.environ) == before)"
-    assert _python(code).stdout.split() == ["True"]
-
-
-def test_the_libraries_read_them(unset):
+def test_commands_alone_change_the_environment_and_the_libraries_read_it(unset, tmp_path):
     pytest.importorskip("ray")
-    assert _python(_READ).stdout.split() == ["True"] * 2
+    ended = subprocess.run([sys.executable, "-c", _READ, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True"] * 3
 
 
 def test_a_command_asks_no_host(unset, tmp_path):
@@ -70,7 +71,3 @@ def test_the_spy_sees_who_is_asked(tmp_path):
     spy = Spy(tmp_path)
     subprocess.run([sys.executable, "-c", _ASKS], env=os.environ | spy.environment, check=True)
     assert spy.asked() == {"192.0.2.1"}
-
-
-def _python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
