@@ -105,10 +105,10 @@ def test_bad_files_do_not_keep_the_others(folder, tmp_path):
 def test_an_image_that_can_not_be_explained_does_not_keep_its_batch(folder, tmp_path, monkeypatch):
     real = hilrp.Explainer.explain
 
-    def picky(self, x, target=None, batch=None):
+    def picky(self, x, target=None, **options):
         if bool((x[:, :, 0, 0] == torch.tensor(marked)).all(1).any()):
             raise hilrp.ModelError("this one not")
-        return real(self, x, target, batch)
+        return real(self, x, target, **options)
 
     marked = hilrp.load("zoo/resnet").preprocess(Image.open(folder / "1.png"))[:, 0, 0].tolist()
     monkeypatch.setattr(hilrp.Explainer, "explain", picky)
@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
     out, explained = tmp_path / "out", []
     real = hilrp.Explainer.explain
     monkeypatch.setattr(
-        hilrp.Explainer, "explain", lambda self, x, t=None, batch=None: explained.append(len(x)) or real(self, x, t)
+        hilrp.Explainer, "explain", lambda self, x, t=None, **_: explained.append(len(x)) or real(self, x, t)
     )
     options = ["--model", "zoo/resnet", "-o", out]
     assert invoke("explain", folder / "0.png", *options).exit_code == 0

@@ -90,8 +90,8 @@ class Explanation:
             >>> import torch, hilrp
             >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).eval()
             >>> found = hilrp.explain(model, torch.randn(1, 3, 2, 2), rules="secant").region(torch.ones(2, 2))
-            >>> found.share, found.stderr
-            (tensor([1.], dtype=torch.float64), None)
+            >>> found.text(), found.stderr
+            ('100 %', None)
         """
         pairs = None if self.pairs is None else self.image_of(self.pairs)
         return region_sum(self.map, pairs, mask, self.ledger.explained)

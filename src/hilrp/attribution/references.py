@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hilrp.attribution.checks import check_storage
+from hilrp.attribution.forward_backward import input_names
 from hilrp.attribution.neutral import Neutral
 from hilrp.attribution.question import Question, is_image, normalisation
 from hilrp.util.errors import InputError
@@ -155,25 +156,29 @@ class ByForm:
     """What fits the form of each input.
 
     Each sample's own mean per channel for pictures, spectrograms, volumes and videos (four or five axes), and zero for
-    embeddings, tables and words (two or three).
+    embeddings and tables (two or three). Words stay as they are.
     """
 
     def __call__(self, question: Question) -> list[Any]:
         """The mean or zero, for each input of the samples."""
+        own = {id(t) for t in self._varied(question)}
 
         def fill(t: Tensor) -> Tensor:
-            if not _is_of_samples(t, question.batch):
+            if id(t) not in own:
                 return t
             axes = _places(t)
-            t = t.detach()
-            return t.mean(axes, keepdim=True).expand_as(t) if axes else torch.zeros_like(t)
+            return t.detach().mean(axes, keepdim=True).expand_as(t) if axes else torch.zeros_like(t)
 
         return [map_tensors(fill, question.x)]
 
+    @staticmethod
+    def _varied(question: Question) -> list[Tensor]:
+        named = zip(tensors(question.x), input_names(question.model, question.x), strict=True)
+        return [t for t, name in named if _is_of_samples(t, question.batch) and name != "words"]
+
     def notes(self, question: Question) -> list[str]:
         """What should be said of it."""
-        own = [t for t in tensors(question.x) if _is_of_samples(t, question.batch)]
-        shapes = ", ".join(str(tuple(t.shape)) for t in own if not _places(t))
+        shapes = ", ".join(str(tuple(t.shape)) for t in self._varied(question) if not _places(t))
         if not shapes:
             return []
         return [f"relative to zero, since an input of shape {shapes} is no picture. Give reference= for something else"]
