@@ -355,3 +355,76 @@ class _Half(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g / 3
+
+
+# Inputs beside a picture ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 4), (1, 2)], ids=str)
+@pytest.mark.parametrize("passes", [8, Chains(16, 8)], ids=str)
+def test_a_number_beside_a_picture_joins_at_any_time(shape, passes):
+    """Of a product of the two, each has half: not more for what always joins last."""
+
+    class Product(nn.Module):
+        def forward(self, pixels, age):
+            return torch.stack(
+                [pixels.mean((1, 2, 3)) * age.flatten(1).mean(1) if age.ndim > 1 else pixels.mean((1, 2, 3)) * age] * 2,
+                1,
+            )
+
+    copies = 24
+    torch.manual_seed(8)
+    x = {"pixels": torch.ones(copies, 1, 8, 8), "age": torch.ones(copies, *shape[1:])}
+    x = {name: t + 1e-6 * torch.randn_like(t) for name, t in x.items()}  # runs of one sample
+    zero = {name: t * 0 for name, t in x.items()}
+    found = hilrp.explain(Product().eval(), x, 0, "secant", zero, passes=passes, audit="off")
+    assert float(found.ledger.inputs["age"].mean()) == pytest.approx(0.5, abs=0.06)
+    assert not any("without relevance" in note for note in found.notes)
+    assert found.pairs["age"].shape[:2] == (copies, found.pairs["pixels"].shape[1])
+
+
+def test_errors_are_of_the_picture_and_not_of_tokens():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.image = nn.Linear(8, 4), nn.Conv2d(3, 4, 3)
+
+        def forward(self, tokens, image):
+            return self.tokens(tokens).tanh().mean(1) * self.image(image).tanh().mean((2, 3))
+
+    torch.manual_seed(9)
+    x = torch.randn(2, 8, 8), torch.randn(2, 3, 8, 8)
+    found = hilrp.explain(Both().eval(), x, 1, "secant", passes=8)
+    torch.testing.assert_close(found.stderr, found.pairs[1].std(1) / 2**0.5)
+    assert found.region(torch.ones(8, 8)).stderr.shape == (2,)
+
+
+def test_the_trace_where_a_state_between_has_the_score_zero():
+    class Threshold(nn.Module):
+        def forward(self, x):
+            v = x.mean((1, 2, 3))
+            return torch.stack([(v - 0.9).relu(), v], 1)
+
+    found = hilrp.explain(Threshold().eval(), torch.ones(1, 3, 8, 8), 0, "secant", 0.0, passes=4)
+    torch.testing.assert_close(found.trace["input"], torch.ones(1, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+def test_frames_of_a_video_have_masks_of_their_own():
+    x = torch.ones(1, 8, 3, 12, 12)
+    state = states_of(Chains(2, 2), x, x * 0, 0)[1]
+    assert torch.equal(state[:, :, 0], state[:, :, 2])
+    assert not torch.allclose(state[:, 0], state[:, 7])
+
+
+@pytest.mark.parametrize("given", [lambda q: [q.x[:, :, :4]], lambda q: [(q.x, q.x)], lambda q: [0.0]])
+@pytest.mark.parametrize("passes", [1, 4])
+def test_references_of_another_form(vit, pictures, given, passes):
+    with pytest.raises(InputError, match="where the model is given"):
+        hilrp.explain(vit, pictures, 0, "secant", given, passes=passes)
+
+
+def test_forms_of_cells_and_fills(vit, pictures):
+    cells = torch.arange(32, dtype=torch.uint8).repeat(32, 1) // 8
+    found = hilrp.explain(vit, pictures, 0, "secant", passes=Chains(3, 2, cells=cells, fill=pictures * 0.5))
+    assert bool((found.ledger.residual < 1e-10).all())
+    assert "fill=(3, 3, 32, 32)" in repr(Chains(fill=pictures))

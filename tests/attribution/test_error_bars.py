@@ -110,3 +110,24 @@ def test_parts_and_files_keep_the_errors(tmp_path):
     saved = np.load(tmp_path / "found.npz")
     assert np.array_equal(saved["stderr"], found.stderr.numpy())
     assert found.facts()["passes"] == 8
+
+
+@pytest.mark.parametrize("mask", ["x", None, [[1], [1, 2]]], ids=str)
+def test_masks_that_are_none(mask):
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), torch.randn(2, 3, 4, 4)
+    found = hilrp.explain(model, x, 0, "secant", passes=8)
+    with pytest.raises(hilrp.InputError, match="region: the mask is no tensor"):
+        found.region(mask)
+    with pytest.raises(hilrp.InputError, match="interval"):
+        found.region(torch.ones(4, 4)).interval(95)
+
+
+def test_masks_of_numpy_and_where_there_is_nothing():
+    import numpy as np
+
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).eval(), torch.randn(2, 3, 4, 4)
+    found = hilrp.explain(model, x, 0, "secant")
+    upper = np.arange(16).reshape(4, 4)[::-1] >= 8
+    torch.testing.assert_close(found.region(upper).relevance, found.map[:, :2].double().sum((1, 2)))
+    assert found.region(np.zeros((4, 4))).text() == "0 %"
+    assert hilrp.explain(model, x, 0, "secant", x).region(upper).text() == "nothing to explain"

@@ -276,3 +276,33 @@ def test_weights_that_change_within_one_autocast() -> None:
         after = explainer.explain(x, 1)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(after.output, hilrp.Explainer(model).explain(x, 1).output)
+
+
+class Masking(nn.Module):
+    """Returns numbers with a mask and an index of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = self.other(self.layer(x).tanh())
+        return h, h > 0, h.argmax(-1)
+
+
+def test_masks_and_indices_that_come_out_of_what_runs_again() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.table, self.head = Masking(), nn.Embedding(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, mask, best = self.part(x.flatten(1)[:, :8])
+            return self.head(torch.where(mask, h, 0.1 * h) * self.table(best))
+
+    torch.manual_seed(0)
+    model, x = Model().double().eval(), some_input(4)
+    before = hilrp.Explainer(model, "secant").explain(x, 1)
+    after = hilrp.Explainer(model, "secant", recompute=["part", "table"]).explain(x, 1)
+    torch.testing.assert_close(before.relevance, after.relevance, rtol=1e-12, atol=1e-14)
+    assert torch.equal(before.ledger.entries["reference"], after.ledger.entries["reference"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -14,7 +15,7 @@ import hilrp
 from helpers.models import small_classifier, small_swin
 from hilrp import Chains
 from hilrp.attribution import explainer
-from hilrp.engine.tape import OtherWay, Tape, Tapes, described
+from hilrp.engine.tape import Names, OtherWay, Tape, Tapes, described
 
 
 class Counting(TorchDispatchMode):
@@ -125,14 +126,76 @@ def test_what_was_kept_is_let_go():
 
 
 def test_a_tape_knows_its_calls():
-    tape = Tape()
-    tape.keep(described("mul", (torch.ones(1), 2.0), {}), torch.ones(1, requires_grad=True))
+    tape, names, result = Tape(), Names(), torch.ones(1)
+    call = described("mul", (torch.ones(1), 2.0), {}, names)
+    tape.keep(call, torch.ones(1, requires_grad=True))
     tapes = Tapes(played=tape)
-    assert not tapes.next(described("mul", (torch.zeros(1), 2.0), {})).requires_grad
+    with pytest.raises(OtherWay, match="shorter"):
+        tapes.end()
+    assert not tapes.next(described("mul", (torch.zeros(1), 2.0), {}, names)).requires_grad
+    tapes.end()
     with pytest.raises(OtherWay):  # there are no more
-        tapes.next(described("mul", (torch.zeros(1), 2.0), {}))
+        tapes.next(call)
     tapes.begin()
-    for other in (("mul", (torch.zeros(1), 3.0), {}), ("add", (torch.zeros(1), 2.0), {})):
+    names.add(result)
+    for other in (
+        ("mul", (torch.zeros(1), 3.0), {}),
+        ("add", (torch.zeros(1), 2.0), {}),
+        ("mul", (torch.zeros(2), 2.0), {}),
+        ("mul", (result, 2.0), {}),
+        ("mul", (torch.zeros(1),), {"other": 2.0}),
+        ("mul", (torch.zeros(1), slice(1, 2)), {}),
+    ):
         with pytest.raises(OtherWay):
-            tapes.next(described(*other))
-    assert described("sum", (torch.ones(1), (1, 2)), {"keepdim": True}) == ("sum", (None, (1, 2)), (True,))
+            tapes.next(described(*other, names))
+
+
+def seen(x):
+    return bool((x.detach().flatten(1).var(1) > 0.8).any())
+
+
+def unseen(x):
+    """The same, where nobody sees it."""
+    box = []
+    thread = threading.Thread(target=lambda: box.append(seen(x)))
+    thread.start()
+    thread.join()
+    return box[0]
+
+
+BRANCHES = {
+    "another tensor": lambda s, h, high: torch.sigmoid(h * 2.0 if high else s.shifted(h)),
+    "another argument": lambda s, h, high: h.clamp(min=0.1) if high else h.clamp(max=0.1),
+    "another parameter": lambda s, h, high: torch.nn.functional.prelu(h, s.a if high else s.b),
+    "another buffer": lambda s, h, high: torch.maximum(h, s.low if high else s.high),
+}
+
+
+class Branching(nn.Module):
+    def __init__(self, branch, look):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.out = nn.Conv2d(3, 8, 5, padding=2), nn.Linear(512, 3)
+        self.a, self.b = nn.Parameter(torch.tensor([0.1])), nn.Parameter(torch.tensor([0.7]))
+        self.register_buffer("low", torch.zeros(1))
+        self.register_buffer("high", torch.ones(1))
+        self.branch, self.look = branch, look
+
+    def shifted(self, h):
+        return h * 2.0 + 1
+
+    def forward(self, x):
+        return self.out(self.branch(self, self.conv(x), self.look(x)).flatten(1))
+
+
+@pytest.mark.parametrize("look", [seen, unseen])
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_what_another_branch_computed_is_not_handed_on(branch, look):
+    """Such a model has no map relative to a reference, as one pass says; more passes must not hide it."""
+    model, x = (
+        Branching(BRANCHES[branch], look).eval(),
+        torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1)),
+    )
+    for passes in (1, 2, 8):
+        with pytest.raises(hilrp.HilrpError):
+            hilrp.explain(model, x, 1, "secant", passes=passes)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from hilrp.attribution.explanation import Explanation, weighted
+from hilrp.attribution.question import places
 from hilrp.method.ledger import REFERENCE, Ledger
 from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors, tensors
@@ -75,7 +76,9 @@ class Chains:
 
     def __repr__(self) -> str:
         cells = tuple(self.cells.shape) if isinstance(self.cells, Tensor) else self.cells
-        others = [f"{name}={value!r}" for name, value in (("fill", self.fill), ("seed", self.seed)) if value]
+        fill = tuple(self.fill.shape) if isinstance(self.fill, Tensor) else self.fill
+        others = [] if fill is None else [f"fill={fill!r}"]
+        others += [f"seed={self.seed}"] if self.seed else []
         return f"Chains({', '.join([f'steps={self.steps}', f'draws={self.draws}', f'cells={cells}', *others])})"
 
     @property
@@ -103,40 +106,44 @@ class Chains:
 
     def chain(self, x: Any, reference: Any, fill: Any, batch: int, draw: int) -> Iterator[Any]:
         """The states of one chain, from the reference to the input."""
-        orders = {id(t): self._order(t, i, draw) for i, t in enumerate(tensors(x)) if _is_varied(t, batch)}
+        orders = {id(t): self._order(t, i, draw // 2) for i, t in enumerate(tensors(x)) if _is_varied(t, batch)}
         columns = list(zip(tensors(x), tensors(reference), tensors(fill), strict=True))
         yield reference
         for step in range(1, self.steps):
-            state = {id(t): self._between(t, t0, t1, orders.get(id(t)), step) for t, t0, t1 in columns}
+            state = {id(t): self._between(t, t0, orders.get(id(t)), step, draw % 2) for t, _, t0 in columns}
             yield map_tensors(lambda t, state=state: state[id(t)], x)  # type: ignore[misc]
         yield x
 
-    def _between(self, x: Tensor, reference: Tensor, fill: Tensor, order: Tensor | None, step: int) -> Tensor:
+    def _between(self, x: Tensor, fill: Tensor, order: Tensor | None, step: int, turned: int) -> Tensor:
+        """A state; the second chain of a pair takes what the first one leaves."""
         if order is None:
             return x
-        there = (step / self.steps - order) * self.steps
-        if not isinstance(self.cells, Tensor) and _has_places(x):
-            mask = (0.5 + there / SOFTNESS).clamp(0, 1)
-        else:
-            mask = (there > 0).to(order)
-        # Where nothing is hidden the state is the input to the bit, and where all is, the fill.
+        mask = 1 - self._mask(x, order, self.steps - step) if turned else self._mask(x, order, step)
         mask = mask.to(x)
+        # Where nothing is hidden the state is the input to the bit, and where all is, the fill.
         return torch.where(mask == 1, x, torch.where(mask == 0, fill, fill + mask * (x - fill)))
 
-    def _order(self, t: Tensor, number: int, draw: int) -> Tensor:
-        """When each place of an input joins the chain, from 0 to 1 and spread evenly: ``[B,1,H,W]``."""
-        generators = [_generator(self.seed, own, number, draw // 2) for own in _keys(t)]
-        if not _has_places(t):
-            shape = t.shape[1:2]
-            heights = torch.stack([torch.rand(shape, generator=each) for each in generators]).to(t.device)
-            found = _evenly(heights)
-            found = found.reshape(*found.shape, *[1] * (t.ndim - 2))
-        elif isinstance(self.cells, Tensor):
-            found = self._order_of_cells(self.cells, t, generators)
-        else:
-            heights = _heights(t.shape[2:], self.cells, generators).to(t.device)
-            found = _evenly(heights.flatten(1)).reshape(len(t), 1, *t.shape[2:])
-        return 1 - found if draw % 2 else found
+    def _mask(self, x: Tensor, order: Tensor, step: int) -> Tensor:
+        """How much of each place has joined after so many steps."""
+        there = (step / self.steps - order) * self.steps
+        if isinstance(self.cells, Tensor) or not places(x):
+            return (there > 0).to(order)
+        return (0.5 + there / SOFTNESS).clamp(0, 1)
+
+    def _order(self, t: Tensor, number: int, pair: int) -> Tensor:
+        """When each place of an input joins the chain, from 0 to 1, in a form that fits the input."""
+        generators = [_generator(self.seed, own, number, pair) for own in _keys(t)]
+        axes = places(t)
+        shape = [t.shape[axis] for axis in axes]
+        if not axes:
+            # What has no places joins by the entry of its second axis: a token, a feature; a number alone.
+            drawn = [torch.rand(t.shape[1:2] or (1,), generator=each) for each in generators]
+            return torch.stack(drawn).to(t.device).reshape(t.shape[:2] + (1,) * (t.ndim - 2))
+        if isinstance(self.cells, Tensor):
+            return self._order_of_cells(self.cells, t, generators)
+        heights = _heights(shape, self.cells, generators).to(t.device)
+        spread = [t.shape[axis] if axis in (0, *axes) else 1 for axis in range(t.ndim)]
+        return _evenly(heights.flatten(1)).reshape(spread)
 
     @staticmethod
     def _order_of_cells(cells: Tensor, t: Tensor, generators: list[torch.Generator]) -> Tensor:
@@ -147,7 +154,7 @@ class Chains:
             )
         count = int(cells.max()) + 1
         places = torch.stack([torch.randperm(count, generator=each) for each in generators]).to(t.device)
-        labels = cells.to(t.device).expand(len(t), *cells.shape[-2:]).flatten(1)
+        labels = cells.to(t.device).long().expand(len(t), *cells.shape[-2:]).flatten(1)
         return ((places.gather(1, labels) + 0.5) / count).reshape(len(t), 1, *t.shape[2:])
 
 
@@ -169,17 +176,12 @@ def _check_cells(cells: Tensor, steps: int) -> None:
 
 def _is_varied(t: Tensor, batch: int) -> bool:
     """Whether an input has a reference of its own; others are held fixed."""
-    return t.is_floating_point() and t.ndim > 1 and t.shape[:1] == (batch,)
-
-
-def _has_places(t: Tensor) -> bool:
-    """Whether an input has axes along which places are near each other: a picture, a volume."""
-    return t.ndim in (4, 5)
+    return t.is_floating_point() and t.shape[:1] == (batch,)
 
 
 def _keys(t: Tensor) -> list[int]:
     """A number for each sample, by its values: the same on every device and in every batch."""
-    values = t.detach().float().flatten(1).contiguous().view(torch.int32).long()
+    values = t.detach().float().reshape(len(t), -1).contiguous().view(torch.int32).long()
     weights = torch.arange(values.shape[1], device=t.device) * 0x1E3779B97F4A7C15 * 2 + 1
     return ((values * weights).sum(1) & _SEED_LIMIT).tolist()
 
@@ -195,7 +197,7 @@ def _generator(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state & _SEED_LIMIT)
 
 
-def _heights(size: torch.Size, cells: int, generators: list[torch.Generator]) -> Tensor:
+def _heights(size: Sequence[int], cells: int, generators: list[torch.Generator]) -> Tensor:
     """A random landscape over each sample: heights at the corners of patches, which lie anywhere, and between them."""
     side = min(size[-2:]) / cells
     counts = [int(length / side) + 3 for length in size]
@@ -220,21 +222,34 @@ def _evenly(values: Tensor) -> Tensor:
 
 
 def summed(steps: Sequence[Explanation]) -> Explanation:
-    """The explanations of the steps of a chain as one of its last state relative to its first."""
-    if len(steps) == 1:
-        return steps[0]
-    ledgers = [each.ledger for each in steps]
-    ledger = Ledger.of_chain(ledgers)
-    # A trace is relative to its score: that of the whole chain is relative to the last one's.
-    parts = [replace(each, trace={n: t * each.ledger.score for n, t in each.trace.items()}) for each in steps]
-    whole = weighted(parts, [1.0] * len(steps))
+    """The explanations of the steps of a chain as one of its last state relative to its first.
+
+    The trace of a step is a sum; that of the chain is relative to the score.
+    """
+    ledger, last = Ledger.of_chain([each.ledger for each in steps]), steps[-1]
+    whole = weighted(steps, [1.0] * len(steps))
     return replace(
         whole,
-        **{name: getattr(steps[-1], name) for name in ("input", "score", "target", "against", "output")},
+        input=last.input,
+        score=last.score,
+        target=last.target,
+        against=last.against,
+        output=last.output,
         trace={name: t / ledger.score for name, t in whole.trace.items()},
         ledger=ledger,
         reference=steps[0].reference,
     )
+
+
+def mean_of_draws(draws: Sequence[Any]) -> Any:
+    """The mean relevance, rounded once."""
+    columns = list(zip(*map(tensors, draws), strict=True))
+    found = {
+        id(own[0]): torch.stack(own).to(torch.promote_types(own[0].dtype, torch.float32)).mean(0).to(own[0].dtype)
+        for own in columns
+        if own[0].is_floating_point()
+    }
+    return map_tensors(lambda t: found.get(id(t), t), draws[0])
 
 
 def pairs_of(draws: Sequence[Any], batch: int) -> Any:

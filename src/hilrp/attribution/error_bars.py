@@ -36,6 +36,8 @@ class RegionSum:
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor] | None:
         """Between which numbers the relevance of many more passes lies, with this probability; ``None`` if unknown."""
+        if not isinstance(level, (int, float)) or not 0 <= level < 1:
+            raise InputError(f"interval({level!r}): give a probability from 0 to 1, such as 0.95.")
         if self.stderr is None:
             return None
         reach = student_quantile(0.5 + level / 2, self.pairs - 1) * self.stderr
@@ -43,7 +45,9 @@ class RegionSum:
 
     def text(self, sample: int = 0) -> str:
         """The share of a sample in words: ``42 %``, or ``42 % ± 3 %``."""
-        share = f"{float(self.share[sample]):.0%}".replace("%", " %")
+        if not bool(self.share[sample].isfinite()):
+            return "nothing to explain"
+        share = f"{float(self.share[sample]) + 0.0:.0%}".replace("%", " %").replace("-0 ", "0 ")
         if self.share_stderr is None:
             return share
         return f"{share} ± {float(self.share_stderr[sample]):.0%}".replace("%", " %").replace("  ", " ")
@@ -56,8 +60,11 @@ def standard_error(pairs: Tensor) -> Tensor:
 
 def region_sum(relevance: Tensor, pairs: Tensor | None, mask: Any, explained: Tensor) -> RegionSum:
     """The sum of maps ``[B,H,W]`` over a region, with what their pairs ``[B,pairs,H,W]`` say of its error."""
-    mask = torch.as_tensor(mask)
     shape = tuple(relevance.shape)
+    try:
+        mask = torch.as_tensor(mask.copy() if hasattr(mask, "__array_interface__") else mask)
+    except (TypeError, ValueError, RuntimeError) as reason:
+        raise InputError(f"region: the mask is no tensor ({reason}). Give [H,W], or one for each sample.") from None
     if tuple(mask.shape) not in (shape[1:], shape, (1, *shape[1:])):
         raise InputError(
             f"region: the mask has the shape {tuple(mask.shape)}, the map {shape}: give [H,W], or one for each sample."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.batches import Batch, at_once, in_batches, part_of_question
-from hilrp.attribution.chains import Chains, check_ends_meet, pairs_of, summed
+from hilrp.attribution.chains import Chains, check_ends_meet, mean_of_draws, pairs_of, summed
 from hilrp.attribution.checks import check_input, check_model, ordinary, zero_score
 from hilrp.attribution.cuda_graphs import Recorder
 from hilrp.attribution.diagnosis import leak, non_finite
@@ -78,7 +78,8 @@ def explain(
             chains from the reference to the input, which is nearer to the model's Shapley values and has error bars
             (`Explanation.stderr`, `Explanation.region`). It sums to the same difference at every number. See
             `hilrp.Chains`, which sets all of it.
-        progress: Called after each pass with how many are done, and how many there are in all.
+        progress: With more than one pass, called after each with how many are done of the samples at hand, and how
+            many there are.
 
     Example:
         >>> import torch, hilrp
@@ -236,35 +237,53 @@ class Explainer:
         Each state is run once, though it is the input of one step and the reference of the next.
         """
         mean: Explanation | None = None
-        pairs: list[Any] = []
+        draws: list[Any] = []
         # A recording of a pass on the GPU has a place for its reference, and runs on it itself.
-        shared, start = self._recorder is None, Tape()
+        start = Tape() if self._recorder is None else None
         for draw in range(chains.draws):
-            states, steps = list(chains.chain(x, reference, fill, batch, draw)), []
-            played = start if start.entries else None
-            for number, (before, state) in enumerate(pairwise(states)):
-                kept = Tape() if shared and number + 1 < chains.steps else None
-                tapes = Tapes(played, kept, start if shared and number == 0 and played is None else None)
-                try:
-                    steps.append(self._explain(state, target, batch, before, tapes))
-                except OtherWay:  # a model whose operations depend on the values of its input
-                    shared, start, kept = False, Tape(), None
-                    steps.append(self._explain(state, target, batch, before, Tapes()))
-                played = kept
-                tell(draw * chains.steps + len(steps))
+            states, done = list(chains.chain(x, reference, fill, batch, draw)), draw * chains.steps
+            steps = self._steps(states, target, batch, start, lambda count, done=done: tell(done + count))  # type: ignore[misc]
+            found = None if steps is None else summed(steps)
+            if steps is None or found is None or (start is not None and not self._closes(found)):
+                start = None  # the model's operations depend on the values of its input: each runs on both
+                steps = self._steps(states, target, batch, None, lambda count, done=done: tell(done + count))  # type: ignore[misc]
+                assert steps is not None
+                found = summed(steps)
             check_ends_meet(steps)
-            found = summed(steps)
             self._check_chain(found, steps, states, target, batch)
             mean = found if mean is None else weighted([mean, found], [draw / (draw + 1), 1 / (draw + 1)])
-            pairs.append(found.relevance)
+            draws.append(found.relevance)
         assert mean is not None
-        return replace(mean, passes=chains.passes, pairs=pairs_of(pairs, batch))
+        return replace(mean, relevance=mean_of_draws(draws), passes=chains.passes, pairs=pairs_of(draws, batch))
+
+    def _steps(
+        self, states: list[Any], target: Target, batch: int, start: Tape | None, tell: Callable[[int], None]
+    ) -> list[Explanation] | None:
+        """The explanations of the steps of a chain; ``None`` if the model takes another way on another state.
+
+        With a tape for the first state, each state is run once.
+        """
+        found: list[Explanation] = []
+        played = start if start is not None and start.entries else None
+        for number, (before, state) in enumerate(pairwise(states)):
+            kept = Tape() if start is not None and number + 2 < len(states) else None
+            tapes = Tapes(played, kept, start if number == 0 and played is None else None)
+            try:
+                found.append(self._explain(state, target, batch, before, tapes))
+            except OtherWay:
+                return None
+            played = kept
+            tell(len(found))
+        return found
+
+    def _closes(self, found: Explanation) -> bool:
+        return not self.rules.conserving or bool((found.ledger.residual <= found.tolerance).all())
 
     def _check_chain(
         self, found: Explanation, steps: list[Explanation], states: list[Any], target: Target, batch: int
     ) -> None:
         """Raises or warns where the books of a chain don't close, naming the operation if one can be found."""
-        if not self.rules.conserving or bool((found.ledger.residual <= found.tolerance).all()):
+        if self._closes(found):
             return
         worst = max(range(len(steps)), key=lambda i: float(steps[i].ledger.difference.abs().max()))
         self._explain(states[worst + 1], target, batch, states[worst])
@@ -274,6 +293,8 @@ class Explainer:
     def _explain(self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None = None) -> Explanation:
         """Explains samples relative to one reference, or to none; as a step of a chain where there are tapes."""
         found, recorded = self._outcome(x, target, batch, reference, tapes)
+        if tapes is not None and tapes.played is not None and (found.read_outs or found.strangers):
+            raise OtherWay("The model reads numbers out, which may be others on the reference.")
         ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
         sound = bool(found.sound)
         doubted = found.unsplit or (not sound and self._samples_mixed_up(ledger, limit))
@@ -302,7 +323,7 @@ class Explainer:
         ]
         if unchecked:
             notes[f"not checked: {'; '.join(unchecked)}"] = 1
-        if reference is not None and len(ledger.inputs) > 1:
+        if reference is not None and len(ledger.inputs) > 1 and tapes is None:
             pairs = zip(input_names(self.model, x), tensors(x), tensors(reference), strict=False)
             same = [name for name, t, t0 in pairs if name in ledger.inputs and torch.equal(t, t0)]
             notes |= {f"{name}: the same in the reference, and without relevance": 1 for name in same}
@@ -316,6 +337,8 @@ class Explainer:
         if not sound:
             self._check(found, ledger, x, target, reference, is_step=tapes is not None)
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
+        # That of a chain is relative to its last score: one between may be zero.
+        scale = ledger.score if tapes is None else torch.ones_like(ledger.score)
         return Explanation(
             relevance=found.relevance,
             input=map_tensors(Tensor.detach, x),
@@ -324,7 +347,7 @@ class Explainer:
             against=found.against,
             output=found.output,
             stages={name: found.maps[name] for name in order if name in found.maps},
-            trace={"input": ledger.share} | {name: found.sums[name] / ledger.score for name in order},
+            trace={"input": ledger.pixels / scale} | {name: found.sums[name] / scale for name in order},
             ledger=ledger,
             rules=self.rules,
             tolerance=limit,
@@ -534,6 +557,13 @@ def _asked(reference: Reference, question: Question) -> list[Any]:
             "a hilrp.references.Question and returns a list of inputs like question.x: reference=lambda question: "
             "[question.x * 0]."
         ) from error
+    for each in found if isinstance(found, (list, tuple)) else ():
+        if [t.shape for t in tensors(each)] != [t.shape for t in tensors(question.x)]:
+            given, wanted = (", ".join(str(tuple(t.shape)) for t in tensors(tree)) for tree in (each, question.x))
+            raise InputError(
+                f"The reference {reference!r} returned an input of shape {given or 'nothing'}, where the model is "
+                f"given {wanted}: reference=lambda question: [question.x * 0]."
+            )
     if not isinstance(found, (list, tuple)):
         raise InputError(
             f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda "

@@ -77,7 +77,8 @@ class Explanation:
     @property
     def stderr(self) -> Tensor | None:
         """The standard error of `map`, by the spread of the pairs of chains; ``None`` with fewer than two pairs."""
-        return None if self.pairs is None else standard_error(self.image_of(self.pairs))
+        pairs = self._pairs_of_image
+        return None if pairs is None else standard_error(pairs)
 
     def region(self, mask: Any) -> RegionSum:
         """What a region holds of the difference that is explained, and how sure that is.
@@ -93,8 +94,16 @@ class Explanation:
             >>> found.text(), found.stderr
             ('100 %', None)
         """
-        pairs = None if self.pairs is None else self.image_of(self.pairs)
-        return region_sum(self.map, pairs, mask, self.ledger.explained)
+        return region_sum(self.map, self._pairs_of_image, mask, self.ledger.explained)
+
+    @property
+    def _pairs_of_image(self) -> Tensor | None:
+        """The pairs of the input that `map` is of, ``[B,pairs,H,W]``: those of tokens have four axes, too."""
+        if self.pairs is None:
+            return None
+        image = self.image_of(self.relevance)
+        both = zip(tensors(self.relevance), tensors(self.pairs), strict=True)
+        return next(pairs for relevance, pairs in both if relevance is image)
 
     @staticmethod
     def image_of(tree: Any) -> Tensor:

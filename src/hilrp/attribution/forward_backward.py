@@ -155,6 +155,7 @@ class Pass:
                 found = score_of(output, target, batch)
             self._target_chooses = tally.read_outs.total() > reads and tally.values_read.total() == values
             score = engine.current(found.value)
+        engine.tapes.end()
         _check_score(engine, score)
         note_use([score])
         self.as_expected = True

@@ -72,6 +72,16 @@ def is_image(t: Tensor) -> bool:
     return t.ndim == 4 and t.is_floating_point()
 
 
+def places(t: Tensor) -> tuple[int, ...]:
+    """The axes along which an input has places; the other one, beside that of the samples, holds channels."""
+    if t.ndim == 4:
+        return 2, 3
+    if t.ndim == 5:
+        # Videos are frames of channels, or channels of frames.
+        return (1, 3, 4) if t.shape[2] in (1, 3) and t.shape[1] not in (1, 3) else (2, 3, 4)
+    return ()
+
+
 def normalisation(
     model: nn.Module, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:

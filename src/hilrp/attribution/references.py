@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from hilrp.attribution.checks import check_storage
 from hilrp.attribution.forward_backward import input_names
 from hilrp.attribution.neutral import Neutral
-from hilrp.attribution.question import Question, is_image, normalisation
+from hilrp.attribution.question import Question, is_image, normalisation, places
 from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors, tensors
 
@@ -166,7 +166,7 @@ class ByForm:
         def fill(t: Tensor) -> Tensor:
             if id(t) not in own:
                 return t
-            axes = _places(t)
+            axes = places(t)
             return t.detach().mean(axes, keepdim=True).expand_as(t) if axes else torch.zeros_like(t)
 
         return [map_tensors(fill, question.x)]
@@ -178,7 +178,7 @@ class ByForm:
 
     def notes(self, question: Question) -> list[str]:
         """What should be said of it."""
-        shapes = ", ".join(str(tuple(t.shape)) for t in self._varied(question) if not _places(t))
+        shapes = ", ".join(str(tuple(t.shape)) for t in self._varied(question) if not places(t))
         if not shapes:
             return []
         return [f"relative to zero, since an input of shape {shapes} is no picture. Give reference= for something else"]
@@ -187,16 +187,6 @@ class ByForm:
 def _is_of_samples(t: Tensor, batch: int) -> bool:
     """Whether an input holds numbers for each sample; others are held fixed."""
     return t.is_floating_point() and t.ndim > 1 and t.shape[0] == batch
-
-
-def _places(t: Tensor) -> tuple[int, ...]:
-    """The axes along which an input has places; the other one, beside that of the samples, holds channels."""
-    if t.ndim == 4:
-        return 2, 3
-    if t.ndim == 5:
-        # Videos are frames of channels, or channels of frames.
-        return (1, 3, 4) if t.shape[2] in (1, 3) and t.shape[1] not in (1, 3) else (2, 3, 4)
-    return ()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from hilrp.engine import choices, in_place, messages, read_outs, recompute, regi
 from hilrp.engine.gates import folds, note_product, output_level
 from hilrp.engine.module_stack import ModuleWatch
 from hilrp.engine.python_functions import opened
-from hilrp.engine.tape import Tapes
+from hilrp.engine.tape import Names, Tapes
 from hilrp.engine.tensor_info import Tally, Tracker, writes_to
 from hilrp.engine.unseen_tensors import Strangers
 from hilrp.method import torch_calls
@@ -88,6 +88,7 @@ class Engine(TorchFunctionMode):
         self._sites = tally.sites
         self._strangers: Strangers | None = Strangers(model, tally, self.tracker)
         self._held = frozenset(map(id, (*model.parameters(), *model.buffers())))
+        self.names = Names(self._held)
         self._again = again
         self.functions = Waiting()
         self._depth = 0

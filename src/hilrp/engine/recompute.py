@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hilrp.engine import relative
+from hilrp.engine import choices, relative
 from hilrp.engine.tensor_info import Info, Tally
 from hilrp.method.call import Level
 from hilrp.method.linear import live_layers, note_layers, note_use
@@ -271,6 +271,8 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     varying = [t for t in given if engine.is_varying(t, type(module).__name__)]
     carriers = list({id(t): t for t in varying if t.requires_grad}.values())
     values = _numbers(output)
+    if engine.relative and (not values or not varying) and any(choices.depends(engine, t) for t in given):
+        return run_at_once(engine, module, args, kwargs, output)  # masks and indices alone
     if not varying or not values:
         return output
     placed = [(t, engine.tracker.layout(t)) for t in sorted(varying, key=lambda t: not t.requires_grad)]
@@ -284,7 +286,7 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         note_use(carriers)
         known: dict[int, Info] = {}
         references: dict[int, Tensor] = {}
-        choices: set[int] = set()
+        chosen: set[int] = set()
         bared: dict[int, Tensor] = {}
 
         def bare(t: Tensor) -> Tensor:
@@ -295,14 +297,14 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
                 if (there := engine.tracker.reference(t)) is not None:
                     references[id(bared[id(t)])] = there
                 if engine.tracker.is_choice(t):
-                    choices.add(id(bared[id(t)]))
+                    chosen.add(id(bared[id(t)]))
             return bared[id(t)]
 
         bare_args, bare_kwargs = map_tensors(bare, (args, kwargs))
         device = carriers[0].device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         first = engine.layers.count
-        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, references, choices, autocast, first)
+        rerun = _Rerun(again(engine), module, bare_args, bare_kwargs, known, references, chosen, autocast, first)
         # What its output is, only a run under the engine can say: the first time there is one more.
         shapes = tuple(value.shape for value in values)
         form = engine.rules, engine.relative, _described(engine, args, kwargs), shapes, autocast
@@ -318,6 +320,10 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
             note_layers(made, [first + number for number in found.live])
     if reference is not None:
         relative.refer(engine, made, _numbers(reference))
+        for t, t0 in zip(tensors(output), tensors(reference), strict=True):
+            if not (t.is_floating_point() or t.is_complex()):
+                engine.tracker.choose(t)
+                engine.tracker.refer(t, t0)
         relative.keep(engine, name, args, kwargs, output)
     stands = dict(zip(map(id, values), made, strict=True))
     for t, (level, _) in zip(made, found.kinds, strict=True):

@@ -19,16 +19,17 @@ def on_reference(engine: Engine, func: Any, name: str, args: Any, kwargs: Any) -
     """An operation on the reference: run there, or as it was when the model ran on the reference before."""
     tracker, tapes = engine.tracker, engine.tapes
     given = tensors((args, kwargs))
+    call = described(name, args, kwargs, engine.names) if tapes.used else None
     constant = [tracker.level(t) is Level.CONSTANT for t in given]
     changed = [tracker.reference(t) is not None and not own for t, own in zip(given, constant, strict=True)]
     args, kwargs = map_tensors(tracker.on_reference, (args, kwargs))
     if tapes.played is not None:
-        output = tapes.next(described(name, args, kwargs))
+        output = tapes.next(call)
     else:
         with torch.no_grad():
             output = func(*args, **kwargs)
         if tapes.references is not None:
-            tapes.references.keep(described(name, args, kwargs), output)
+            tapes.references.keep(call, output)
     return Reference(tensors((args, kwargs)), changed, output, tracker.has_choices)
 
 
@@ -47,4 +48,6 @@ def refer(engine: Engine, out: Any, reference: Any) -> None:
 def keep(engine: Engine, name: str, args: Any, kwargs: Any, out: Any) -> None:
     """Keeps a result for a pass that is relative to this one's input."""
     if engine.tapes.inputs is not None:
-        engine.tapes.inputs.keep(described(name, args, kwargs), out)
+        engine.tapes.inputs.keep(described(name, args, kwargs, engine.names), out)
+    if engine.tapes.used:
+        engine.names.add(out)
