@@ -241,14 +241,14 @@ class Explainer:
         # A recording of a pass on the GPU has a place for its reference, and runs on it itself.
         start = Tape() if self._recorder is None else None
         for draw in range(chains.draws):
-            states, done = list(chains.chain(x, reference, fill, batch, draw)), draw * chains.steps
-            steps = self._steps(states, target, batch, start, lambda count, done=done: tell(done + count))  # type: ignore[misc]
-            found = None if steps is None else summed(steps)
-            if steps is None or found is None or (start is not None and not self._closes(found)):
+            states = list(chains.chain(x, reference, fill, batch, draw))
+            tell_step = partial(_tell_step, tell, draw * chains.steps)
+            steps = self._steps(states, target, batch, start, tell_step)
+            if steps is None or (start is not None and not self._closes(summed(steps))):
                 start = None  # the model's operations depend on the values of its input: each runs on both
-                steps = self._steps(states, target, batch, None, lambda count, done=done: tell(done + count))  # type: ignore[misc]
-                assert steps is not None
-                found = summed(steps)
+                steps = self._steps(states, target, batch, None, tell_step)
+            assert steps is not None
+            found = summed(steps)
             check_ends_meet(steps)
             self._check_chain(found, steps, states, target, batch)
             mean = found if mean is None else weighted([mean, found], [draw / (draw + 1), 1 / (draw + 1)])
@@ -533,6 +533,10 @@ def _together(found: list[Explanation], notes: dict[str, int]) -> Explanation:
     """The mean of explanations relative to several references, with what should be said of these."""
     one = found[0] if len(found) == 1 else mean_of(found)
     return replace(one, notes=notes | one.notes)
+
+
+def _tell_step(tell: Callable[[int], None], before: int, step: int) -> None:
+    tell(before + step)
 
 
 def _part_of_progress(progress: Progress | None, number: int, count: int, passes: int) -> Callable[[int], None]:
