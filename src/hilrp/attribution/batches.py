@@ -67,7 +67,7 @@ def in_batches(
         return found if seen == part else found[part.start - seen.start : part.stop - seen.start]
 
     if batch == "auto":
-        parts = _as_many_as_fit(run, question, reference, fitted)
+        parts = _as_many_as_fit(run, question, fitted)
     else:
         parts = [run(slice(i, min(i + batch, count))) for i in range(0, count, batch)]
     return parts[0] if len(parts) == 1 else joined(parts, question.x)
@@ -99,7 +99,7 @@ def _check(batch: Any) -> None:
 
 
 def _as_many_as_fit(
-    run: Callable[[slice], Explanation], question: Question, reference: Reference | None, fitted: dict[Hashable, int]
+    run: Callable[[slice], Explanation], question: Question, fitted: dict[Hashable, int]
 ) -> list[Explanation]:
     count = question.batch
     form = _form(question)
@@ -113,15 +113,10 @@ def _as_many_as_fit(
             fitted[form] = in_the_end
         return found
     shapes = ", ".join(str(tuple(t.shape)) for t in tensors(question.x))
-    instead = (
-        'let blocks run again (Explainer(recompute="auto"))'
-        if reference is None
-        else "take rules that need no reference"
-    )
     raise TooLargeError(
         f"Memory doesn't suffice to explain the input of shape {shapes}, not even one sample at a time "
         f"({reason.rstrip('.')}). Give a smaller one (a lower resolution), run the model in bfloat16 "
-        f"(torch.autocast), {instead}, or use a device with more memory."
+        '(torch.autocast), let blocks run again (Explainer(recompute="auto")), or use a device with more memory.'
     )
 
 

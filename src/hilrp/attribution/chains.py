@@ -107,10 +107,10 @@ class Chains:
     def chain(self, x: Any, reference: Any, fill: Any, batch: int, draw: int) -> Iterator[Any]:
         """The states of one chain, from the reference to the input."""
         orders = {id(t): self._order(t, i, draw // 2) for i, t in enumerate(tensors(x)) if _is_varied(t, batch)}
-        columns = list(zip(tensors(x), tensors(reference), tensors(fill), strict=True))
+        columns = list(zip(tensors(x), tensors(fill), strict=True))
         yield reference
         for step in range(1, self.steps):
-            state = {id(t): self._between(t, t0, orders.get(id(t)), step, draw % 2) for t, _, t0 in columns}
+            state = {id(t): self._between(t, t0, orders.get(id(t)), step, draw % 2) for t, t0 in columns}
             yield map_tensors(lambda t, state=state: state[id(t)], x)  # type: ignore[misc]
         yield x
 
@@ -134,14 +134,13 @@ class Chains:
         """When each place of an input joins the chain, from 0 to 1, in a form that fits the input."""
         generators = [_generator(self.seed, own, number, pair) for own in _keys(t)]
         axes = places(t)
-        shape = [t.shape[axis] for axis in axes]
         if not axes:
             # What has no places joins by the entry of its second axis: a token, a feature; a number alone.
             drawn = [torch.rand(t.shape[1:2] or (1,), generator=each) for each in generators]
             return torch.stack(drawn).to(t.device).reshape(t.shape[:2] + (1,) * (t.ndim - 2))
         if isinstance(self.cells, Tensor):
             return self._order_of_cells(self.cells, t, generators)
-        heights = _heights(shape, self.cells, generators).to(t.device)
+        heights = _heights([t.shape[axis] for axis in axes], self.cells, generators).to(t.device)
         spread = [t.shape[axis] if axis in (0, *axes) else 1 for axis in range(t.ndim)]
         return _evenly(heights.flatten(1)).reshape(spread)
 
@@ -153,9 +152,9 @@ class Chains:
                 "for each sample, [B,H,W]."
             )
         count = int(cells.max()) + 1
-        places = torch.stack([torch.randperm(count, generator=each) for each in generators]).to(t.device)
+        drawn = torch.stack([torch.randperm(count, generator=each) for each in generators]).to(t.device)
         labels = cells.to(t.device).long().expand(len(t), *cells.shape[-2:]).flatten(1)
-        return ((places.gather(1, labels) + 0.5) / count).reshape(len(t), 1, *t.shape[2:])
+        return ((drawn.gather(1, labels) + 0.5) / count).reshape(len(t), 1, *t.shape[2:])
 
 
 def _is_whole(value: Any) -> bool:

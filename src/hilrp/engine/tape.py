@@ -25,7 +25,7 @@ class OtherWay(ModelError):
 
 @dataclass
 class Tape:
-    """The operations of a pass, in order: what they were called with besides tensors, and their results."""
+    """The operations of a pass, in order: what they were called with (see `described`), and their results."""
 
     entries: list[tuple[Hashable, Any]] = field(default_factory=list)
 
