@@ -4,7 +4,7 @@
 PYTHON ?= python3
 RUN = PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} $$($(PYTHON) scripts/environment.py)
 
-.PHONY: test test-slow demo figures format benchmark verify coverage coverage-page fuzz lock audit-deps sbom
+.PHONY: test test-slow demo figures notebooks format benchmark verify coverage fuzz lock audit-deps sbom docs release-check
 
 test:
 	$(RUN) -m ruff check .
@@ -29,8 +29,9 @@ verify:
 coverage:
 	$(RUN) -m hilrp coverage
 
-coverage-page:
-	$(RUN) scripts/coverage_page.py
+# The documents as a site, in site/: broken links and missing names of the API are errors (mkdocs.yml).
+docs:
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 demo:
 	$(RUN) -m hilrp demo -o out/demo
@@ -38,6 +39,12 @@ demo:
 figures:
 	$(RUN) scripts/engine_figures.py
 	$(RUN) scripts/figures.py
+	$(RUN) scripts/passes_figure.py
+	OMP_NUM_THREADS=1 $(RUN) scripts/methods_figure.py
+
+# Runs the notebooks of the documents, and keeps what they put out.
+notebooks:
+	$(RUN) scripts/notebooks.py
 
 format:
 	$(RUN) -m ruff check --fix .
@@ -58,3 +65,9 @@ audit-deps:
 # What a release is made of, as CycloneDX: dist/hilrp-VERSION.cdx.json.
 sbom:
 	@$(RUN) scripts/sbom.py
+
+# What a release is made of, in dist/: versions, changelog and citation that agree, a wheel and an sdist that are sound.
+release-check:
+	$(PYTHON) scripts/release.py
+	$(RUN) -m build
+	$(RUN) -m twine check --strict dist/*.whl dist/*.tar.gz

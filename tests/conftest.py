@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 import pytest
 import torch
+
+
+def pytest_collection_finish() -> None:
+    """Of the libraries that were imported nothing is ever freed: looking for cycles in them takes a minute in all."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +57,18 @@ def zoo(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return lambda *names: [f"zoo_of_trouble:{name}" for name in names]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, driven by Playwright."""
+    pytest.importorskip("playwright")
+    from helpers.browser import chromium
+
+    if chromium.find() is None:
+        pytest.skip("there is no Chromium, and none could be installed: scripts/chromium.py")
+    with chromium.opened() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

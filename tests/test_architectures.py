@@ -46,7 +46,7 @@ def created(name: str, **options) -> tuple[nn.Module, int]:
 
 def assert_sound(model: nn.Module, x, dtype: torch.dtype, target=None) -> hilrp.AuditReport:
     limit = 1e-4 if dtype == torch.float32 else 1e-10
-    report = hilrp.audit(model, x, target)
+    report = hilrp.audit(model, x, target, "hilrp")
     assert report.error is None, report.error
     assert not report.problems, report
     assert report.forward_difference == 0.0

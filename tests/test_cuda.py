@@ -122,9 +122,9 @@ def same(found: hilrp.Explanation, expected: hilrp.Explanation, bound: float) ->
 
 
 def recordings(explainer: hilrp.Explainer) -> list:
-    assert explainer._recorder is not None
-    assert explainer._recorder.failure is None
-    return list(explainer._recorder._recordings.values())
+    assert explainer._runner.recorder is not None
+    assert explainer._runner.recorder.failure is None
+    return list(explainer._runner.recorder._recordings.values())
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -195,11 +195,11 @@ def test_in_bfloat16(monkeypatch, name, rules):
 @pytest.mark.parametrize("itemised", [False, True])
 def test_books_with_and_without_kernels(monkeypatch, itemised):
     model, x = made("transformer"), images(4)
-    fast, plain = with_and_without(monkeypatch, lambda: hilrp.explain(model, x, 1, itemised=itemised))
+    fast, plain = with_and_without(monkeypatch, lambda: hilrp.explain(model, x, 1, itemised=itemised, rules="hilrp"))
     same(fast, plain, 2e-5)
     # Each sample alone has the books that it has among others.
     for i in range(4):
-        alone = hilrp.explain(model, x[i : i + 1], 1, itemised=itemised)
+        alone = hilrp.explain(model, x[i : i + 1], 1, itemised=itemised, rules="hilrp")
         assert apart(fast.ledger.constants[i : i + 1], alone.ledger.constants) < 1e-4
 
 
@@ -210,9 +210,9 @@ def test_models_of_timm(monkeypatch, name):
     options = {"img_size": 64} if name.startswith("vit") else {}
     model = timm.create_model(name, num_classes=10, **options).to(DEVICE).eval()
     x = torch.randn(2, 3, 64, 64, device=DEVICE)
-    fast, plain = with_and_without(monkeypatch, lambda: hilrp.explain(model, x, [1, 2]))
+    fast, plain = with_and_without(monkeypatch, lambda: hilrp.explain(model, x, [1, 2], rules="hilrp"))
     same(fast, plain, 1e-4)
-    explainer = hilrp.Explainer(model, compile=True)
+    explainer = hilrp.Explainer(model, compile=True, rules="hilrp")
     for _ in range(3):
         found = explainer.explain(x, [1, 2])
     assert len(recordings(explainer)) == 1
@@ -241,7 +241,9 @@ def test_layer_norm_is_torchs_to_the_bit(shape, dtype, autocast):
         x = x.to(DEVICE, dtype)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
             value = model(x)
-            found = hilrp.explain(model, x, lambda out: out[:, :, 3].double().sum(1), stages=None, audit="off")
+            found = hilrp.explain(
+                model, x, lambda out: out[:, :, 3].double().sum(1), stages=None, audit="off", rules="hilrp"
+            )
         assert found.output.dtype == value.dtype
         assert torch.equal(found.output, value)
 
@@ -331,7 +333,9 @@ TARGETS = {
 def test_recorded_or_not(name, reference, target):
     """Other values and other classes of the same form."""
     model = made(name)
-    plain, compiled = (hilrp.Explainer(model, reference=reference, compile=compile) for compile in (False, True))
+    plain, compiled = (
+        hilrp.Explainer(model, reference=reference, compile=compile, rules="hilrp") for compile in (False, True)
+    )
     for i in range(4):
         x = images()
         same(compiled.explain(x, TARGETS[target](i)), plain.explain(x, TARGETS[target](i)), 1e-5)
@@ -348,8 +352,23 @@ def test_recorded_under_other_rules(rules):
     assert len(recordings(compiled)) == 1
 
 
+@pytest.mark.parametrize("reference", ["mean", 0.2])
+@pytest.mark.parametrize("steps", [2, 4])
+@pytest.mark.parametrize("name", ["transformer", "convolutions"])
+def test_recorded_chains(name, steps, reference):
+    """Passes that take from each other what they computed, on other values each time."""
+    model, chains = made(name), hilrp.Chains(steps, 24 // steps)
+    plain, compiled = (hilrp.Explainer(model, reference=reference, compile=compile) for compile in (False, True))
+    for i in range(4):
+        x = images()
+        found, expected = (explainer.explain(x, i, passes=chains) for explainer in (compiled, plain))
+        same(found, expected, 1e-4)
+        assert apart(found.pairs, expected.pairs) < 1e-4
+    assert recordings(compiled)
+
+
 def test_results_have_memory_of_their_own():
-    compiled = hilrp.Explainer(made("transformer"), compile=True)
+    compiled = hilrp.Explainer(made("transformer"), compile=True, rules="hilrp")
     x = images()
     for _ in range(2):
         found = compiled.explain(x, 1)
@@ -364,7 +383,7 @@ def test_results_have_memory_of_their_own():
 def test_weights_that_change():
     """In place they are read where they are; otherwise the recording is made anew."""
     model = made("transformer")
-    plain, compiled = hilrp.Explainer(model), hilrp.Explainer(model, compile=True)
+    plain, compiled = hilrp.Explainer(model, rules="hilrp"), hilrp.Explainer(model, compile=True, rules="hilrp")
     x = images()
     for _ in range(2):
         compiled.explain(x, 1)
@@ -388,7 +407,7 @@ def test_weights_that_change():
 
 def test_other_forms_of_input():
     model = made("convolutions")
-    plain, compiled = hilrp.Explainer(model), hilrp.Explainer(model, compile=True)
+    plain, compiled = hilrp.Explainer(model, rules="hilrp"), hilrp.Explainer(model, compile=True, rules="hilrp")
     for batch in (2, 3, 2, 3, 2, 1, 3, 1, 1):
         x = images(batch)
         same(compiled.explain(x), plain.explain(x), 1e-5)
@@ -413,11 +432,11 @@ def test_inputs_by_name():
             return self.a(a) + self.b(b) * (2 if more else 1)
 
     model = Sum().to(DEVICE).eval()
-    compiled = hilrp.Explainer(model, compile=True)
+    compiled = hilrp.Explainer(model, compile=True, rules="hilrp")
     a, b = torch.randn(2, 3, 6, device=DEVICE).unbind(0)
     for x in ({"a": a, "b": b}, {"b": b, "a": a}, {"a": a, "b": b, "more": True}):
         for _ in range(3):
-            found, expected = compiled.explain(x, 1), hilrp.explain(model, x, 1)
+            found, expected = compiled.explain(x, 1), hilrp.explain(model, x, 1, rules="hilrp")
             assert list(found.relevance) == list(x)
             assert all(apart(found.relevance[name], expected.relevance[name]) < 1e-5 for name in ("a", "b"))
     assert len(recordings(compiled)) == 3
@@ -426,16 +445,16 @@ def test_inputs_by_name():
 def test_a_model_that_asks_the_device_for_numbers():
     """It runs as without a recording, and says so."""
     model = Asking().to(DEVICE).eval()
-    plain, compiled = hilrp.Explainer(model), hilrp.Explainer(model, compile=True)
+    plain, compiled = hilrp.Explainer(model, rules="hilrp"), hilrp.Explainer(model, compile=True, rules="hilrp")
     for i in range(4):
         x = images()
         found = compiled.explain(x, 1)
         same(found, plain.explain(x, 1), 1e-5)
         assert any("without a CUDA graph" in note for note in found.notes) == (i > 0)
-    assert compiled._recorder is not None
-    assert compiled._recorder.failure
+    assert compiled._runner.recorder is not None
+    assert compiled._runner.recorder.failure
     # Nothing of the attempt is left behind.
-    other = hilrp.Explainer(made("transformer"), compile=True)
+    other = hilrp.Explainer(made("transformer"), compile=True, rules="hilrp")
     for _ in range(3):
         other.explain(x, 1)
     assert len(recordings(other)) == 1
@@ -448,7 +467,10 @@ def test_functions_of_the_output_run_as_they_are():
         calls.append(len(out))
         return out[:, 1] - float(out.detach().mean())
 
-    plain, compiled = hilrp.Explainer(model, audit="off"), hilrp.Explainer(model, audit="off", compile=True)
+    plain, compiled = (
+        hilrp.Explainer(model, audit="off", rules="hilrp"),
+        hilrp.Explainer(model, audit="off", compile=True, rules="hilrp"),
+    )
     compiled.explain(images(), 1)
     for _ in range(3):
         x = images()
@@ -461,7 +483,7 @@ def test_functions_of_the_output_run_as_they_are():
 @pytest.mark.parametrize("wrong", [7, -1, [0, 1], Contrast(0, 9)])
 def test_classes_that_there_are_not(wrong):
     """They are found before they reach the device."""
-    compiled = hilrp.Explainer(made("transformer"), compile=True)
+    compiled = hilrp.Explainer(made("transformer"), compile=True, rules="hilrp")
     x = images()
     for _ in range(3):
         with pytest.raises(hilrp.TargetError):
@@ -485,7 +507,7 @@ def test_recordings_that_are_garbage():
                 gc.set_threshold(1)  # as soon as can be
             return x
 
-    compiled = hilrp.Explainer(nn.Sequential(made("transformer"), Littering()), compile=True)
+    compiled = hilrp.Explainer(nn.Sequential(made("transformer"), Littering()), compile=True, rules="hilrp")
     x = images()
     compiled.explain(x, 1)
     thresholds = gc.get_threshold()
@@ -502,7 +524,7 @@ def test_recordings_that_are_garbage():
 
 def test_what_is_found_out_about_a_result_is_found_out_when_replayed():
     """Inputs that give no sound result are told of, too."""
-    compiled = hilrp.Explainer(made("convolutions"), compile=True)
+    compiled = hilrp.Explainer(made("convolutions"), compile=True, rules="hilrp")
     x = images()
     for _ in range(2):
         compiled.explain(x, 1)
@@ -515,7 +537,7 @@ def test_what_is_found_out_about_a_result_is_found_out_when_replayed():
 
 def test_in_batches():
     model, x = made("transformer"), images(7)
-    plain, compiled = hilrp.explain(model, x, 3), hilrp.Explainer(model, compile=True)
+    plain, compiled = hilrp.explain(model, x, 3, rules="hilrp"), hilrp.Explainer(model, compile=True, rules="hilrp")
     for batch in (2, 2, 3, "auto"):
         assert apart(compiled.explain(x, 3, batch).relevance, plain.relevance) < 1e-5
     assert len(recordings(compiled)) >= 2
@@ -524,16 +546,16 @@ def test_in_batches():
 def test_a_batch_that_does_not_fit():
     """A shortage of the device's memory: parts are halved until they fit, and all are explained."""
     model, x = made("transformer"), images(4096)
-    plain = hilrp.explain(model, x, 3)
-    peak = measured_peak(lambda: hilrp.explain(model, x[:512], 3))
+    plain = hilrp.explain(model, x, 3, rules="hilrp")
+    peak = measured_peak(lambda: hilrp.explain(model, x[:512], 3, rules="hilrp"))
     gc.collect()
     torch.cuda.empty_cache()
     limit = torch.cuda.memory_reserved() + 2 * peak
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     try:
         with pytest.raises(torch.OutOfMemoryError):
-            hilrp.explain(model, x, 3)
-        found = hilrp.explain(model, x, 3, batch="auto")
+            hilrp.explain(model, x, 3, rules="hilrp")
+        found = hilrp.explain(model, x, 3, batch="auto", rules="hilrp")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert apart(found.relevance, plain.relevance) < 1e-5
@@ -550,9 +572,9 @@ def measured_peak(run: Callable[[], object]) -> int:
 def test_explanations_on_other_streams():
     """Recordings share their memory; replays on streams of the caller's wait for each other."""
     model = made("transformer")
-    compiled = hilrp.Explainer(model, compile=True)
+    compiled = hilrp.Explainer(model, compile=True, rules="hilrp")
     inputs = [images() for _ in range(6)]
-    expected = [hilrp.explain(model, x, 2) for x in inputs]
+    expected = [hilrp.explain(model, x, 2, rules="hilrp") for x in inputs]
     for x in inputs[:2]:
         compiled.explain(x, 2)
     found = []

@@ -18,7 +18,7 @@ def test_books_close(name, dtype):
     # That samples are told apart is seen in float32.
     x = photographs(transform, 2 if dtype == torch.float32 else 1).to(dtype)
     target = (lambda out: out @ torch.ones(384, dtype=dtype)) if "dino" in name else None
-    report = hilrp.audit(model.to(dtype), x, target)
+    report = hilrp.audit(model.to(dtype), x, target, rules="hilrp")
     limit = 1e-4 if dtype == torch.float32 else 1e-10
     assert report.error is None
     assert not report.problems
@@ -58,7 +58,7 @@ def test_the_strongest_pixel_lies_on_the_object(name, low, high):
     index = json.loads(shared("images", "imagenet_val", "index.json").read_text())[:16]
     x = photographs(transform, 16)
     # Whether books close is another test's: the checks would take most of the time of this one.
-    found = hilrp.explain(model, x, [item["label"] for item in index], stages=None, audit="off", batch=8)
+    found = hilrp.explain(model, x, [item["label"] for item in index], stages=None, audit="off", batch=8, rules="hilrp")
     if low is not None:
         assert low < float(found.ledger.share.median()) < high
     side, hits = x.shape[-1], 0

@@ -1,7 +1,8 @@
 """HiLRP: relevance maps that decompose the prediction of any vision model, with books that close.
 
 explanation = hilrp.explain(model, x)
-explanation.map, explanation.ledger.table()
+explanation.sentence()  # how much higher the score is than on the picture's mean colour
+explanation.map, explanation.ledger.table()  # where that difference comes from
 """
 
 from hilrp import targets
@@ -26,7 +27,7 @@ from hilrp.util.errors import (
     TooLargeError,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "PRESETS",

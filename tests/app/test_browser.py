@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,20 +12,13 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from helpers.browser import chromium, drag
 from helpers.connections import Spy
-from helpers.paths import SCRIPTS
 
 pytest.importorskip("gradio")
-pytest.importorskip("playwright")
-sys.path.insert(0, str(SCRIPTS))
-
-import chromium
-
-pytestmark = pytest.mark.skipif(
-    chromium.find() is None, reason="there is no Chromium, and none could be installed: scripts/chromium.py"
-)
 PATIENCE = 45_000
 
 
@@ -33,12 +26,6 @@ PATIENCE = 45_000
 def uploads(tmp_path_factory) -> Path:
     """The folder for temporary files of the server."""
     return tmp_path_factory.mktemp("temporary")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with chromium.opened() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +85,13 @@ window.fetch = async (...args) => {
 class Tab:
     """An open tab, and what is seen in it."""
 
-    def __init__(self, browser, address: str, script: str = "") -> None:
+    def __init__(self, browser, address: str, script: str = "", width: int = 1400, scheme: str = "light") -> None:
         self.asked: list[str] = []
         self.errors: list[str] = []
-        self.page = browser.new_context(viewport={"width": 1400, "height": 1500}, accept_downloads=True).new_page()
+        context = browser.new_context(
+            viewport={"width": width, "height": 1500}, color_scheme=scheme, accept_downloads=True
+        )
+        self.page = context.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.page.add_init_script(script)
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -115,8 +105,15 @@ class Tab:
         return self.frame.locator("h1").inner_text()
 
     @property
+    def headline(self) -> str:
+        return self.frame.locator("#headline").inner_text()
+
+    def spend(self, passes: int) -> None:
+        self.page.locator("#passes").get_by_label(str(passes), exact=True).click()
+
+    @property
     def problem(self) -> str:
-        return self.page.locator("#status").inner_text()
+        return self.page.locator("#status").inner_text().strip()
 
     def shows(self, action: Callable[[], object]) -> str:
         """Does something, waits for another explanation, and returns what it is of."""
@@ -129,20 +126,14 @@ class Tab:
         self.page.set_input_files("#upload input[type=file]", [str(f) for f in files])
 
     def choose(self, field: str, text: str) -> None:
-        entry = self.page.locator(f"#{field} input")
-        entry.click()
-        entry.fill(text)
-        entry.press("Enter")
+        """Types into a list what is wanted: it replaces what is there."""
+        self.page.locator(f"#{field} input").click()
+        self.page.keyboard.type(text)
+        self.page.keyboard.press("Enter")
 
     def drag(self, left: float, top: float, right: float, bottom: float) -> str:
         """Drags a rectangle, in parts of the picture, and returns what is said of it."""
-        self.frame.locator("#view").scroll_into_view_if_needed()
-        box = self.frame.locator("#view").bounding_box()
-        mouse = self.page.mouse
-        mouse.move(box["x"] + left * box["width"], box["y"] + top * box["height"])
-        mouse.down()
-        mouse.move(box["x"] + right * box["width"], box["y"] + bottom * box["height"])
-        mouse.up()
+        drag(self.page, self.frame.locator("#view"), left, top, right, bottom)
         return self.frame.locator("#region").inner_text()
 
     def pixels(self) -> list[int]:
@@ -165,7 +156,7 @@ def tab(browser, served) -> Iterator[Tab]:
 
 
 def exported(tab: Tab, kind: str, folder: Path) -> Path:
-    tab.page.get_by_role("tab", name="Take away").click()
+    tab.page.get_by_role("tab", name="Export").click()
     with tab.page.expect_download() as download:
         tab.page.locator(f'#exports a[href$="/{kind}"]').click()
     path = folder / download.value.suggested_filename
@@ -182,8 +173,10 @@ def test_look_at_a_scene(tab, tmp_path):
     assert tab.shows(lambda: tab.page.locator("#predictions label").nth(0).click()) == "red ring"
     assert tab.shows(lambda: tab.choose("label", "blue cross")) == "blue cross"
     assert "valid" in tab.frame.locator(".badge").inner_text()
-    assert tab.frame.locator("canvas.stage").count() == 4
-    assert tab.frame.locator("svg").count() == 2
+    assert tab.frame.locator("canvas.stage").count() == 5
+    assert tab.frame.locator("svg").count() == 1
+    assert "scores" in tab.headline
+    assert "on this picture than on its mean colour" in tab.headline
     assert {url.split("/")[2] for url in tab.asked if url.startswith("http")} == {tab.page.url.split("/")[2]}
 
 
@@ -211,6 +204,72 @@ def test_read_the_map(tab, tmp_path):
     assert tab.pixels() == bare
     tab.frame.locator("#positive").check()
     assert tab.pixels() != bare
+
+
+def test_one_pass_has_no_errors(tab):
+    """Nor have rules without a reference, which can't have more."""
+    assert "known from 8 passes on" in tab.frame.locator("main").inner_text()
+    said = tab.drag(0.3, 0.3, 0.7, 0.7)
+    assert "of the difference" in said
+    assert "\u00b1" not in tab.frame.locator("main").inner_text()
+    tab.page.get_by_role("button", name="Rules").click()
+    tab.shows(lambda: tab.choose("rules", "hilrp"))
+    assert tab.page.locator("#passes input:disabled").count() == 6
+    assert "need something to compare with" in tab.page.locator("#passes").inner_text()
+    assert re.search(r"scores [0-9.]+ on this picture", tab.headline)
+    tab.shows(lambda: tab.choose("reference", "a black picture"))
+    assert tab.page.locator("#passes input:disabled").count() == 0
+    assert "than on a black picture" in tab.headline
+
+
+def test_passes_and_their_errors(tab, tmp_path, monkeypatch):
+    """What is said of a rectangle, here and in the page that is exported, is what the library says of it."""
+    tab.shows(lambda: tab.spend(16))
+    names: dict[str, object] = {}
+    code = exported(tab, "py", tmp_path).read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "code", "exec"), names)
+    explanation = names["explanation"]
+    assert explanation.passes == 16
+    mask = torch.zeros(128, 128)
+    mask[32:80, 48:112] = 1
+    region = explanation.region(mask)
+    alone = tab.page.context.new_page()
+    alone.goto(exported(tab, "html", tmp_path).as_uri())
+    tab.page.get_by_role("tab", name="Explanation").click()
+    for page, place in ((tab.page, tab.frame), (alone, alone)):
+        place.locator("#region", has_text="Hover").wait_for()
+        drag(page, place.locator("#view"), 48.5 / 128, 32.5 / 128, 111.5 / 128, 79.5 / 128)
+        assert f"{region.text()} of that difference comes from the marked" in place.locator("#headline").inner_text()
+        said = place.locator("#region").inner_text()
+        total, error = map(float, re.search(r"Together \+([0-9.]+) \u00b1 ([0-9.]+) ", said).groups())
+        digits = len(str(error).partition(".")[2])
+        assert total == round(float(region.relevance), digits)
+        assert error == round(float(region.stderr), digits) > 0
+        low, high = (100 * float(end / explanation.ledger.explained) for end in region.interval(0.95))
+        assert f"95 % interval: {low:.0f} % to {high:.0f} %" in said
+        value, error = map(
+            float, re.search(r"row 79: \+?([0-9.-]+) \u00b1 ([0-9.]+)", place.locator("#pixel").inner_text()).groups()
+        )
+        digits = len(f"{error:f}".rstrip("0").partition(".")[2])
+        assert error == pytest.approx(float(explanation.stderr[0, 79, 111]), abs=0.6 * 10**-digits)
+        assert value == pytest.approx(float(explanation.map[0, 79, 111]), abs=0.6 * 10**-digits)
+    alone.close()
+
+
+def test_cancel_passes(tab):
+    """While they run they are counted; cancelled, they leave the explanation that was there."""
+    before = tab.page.locator("iframe.viewer").get_attribute("src")
+    assert not tab.page.locator("#cancel-passes").is_visible()
+    tab.spend(64)
+    tab.page.locator("#viewer", has_text=re.compile("[0-9]+/64 passes")).wait_for()
+    tab.page.locator("#cancel-passes").click()
+    tab.page.wait_for_selector("#status .problem")
+    assert tab.problem.startswith("Cancelled.")
+    assert tab.page.locator("iframe.viewer").get_attribute("src") == before
+    assert tab.page.locator("#passes input:checked").input_value() == "1"
+    assert not tab.page.locator("#cancel-passes").is_visible()
+    tab.shows(lambda: tab.spend(4))
 
 
 def test_pictures_of_ones_own(tab, tmp_path, uploads):
@@ -252,6 +311,7 @@ def test_models_and_their_questions(tab):
     assert "query" in tab.shows(lambda: tab.choose("model", "zoo/detector"))
     tab.page.get_by_role("tab", name="Compare methods").click()
     assert tab.page.locator("#compare").is_disabled()
+    assert "one class of a picture" in tab.page.locator("#why").inner_text()
     tab.page.get_by_role("tab", name="Explanation").click()
     tab.shows(lambda: tab.choose("model", "zoo/towers"))
     caption = tab.page.locator("#caption input, #caption textarea")
@@ -281,7 +341,7 @@ def test_compare_and_cancel(tab):
     assert tab.page.locator("#compared tr").count() < 11
 
 
-def test_take_away(tab, tmp_path):
+def test_export(tab, tmp_path):
     made = {kind: exported(tab, kind, tmp_path) for kind in ("png", "svg", "pdf", "npz", "json", "py", "html")}
     assert all(path.name == f"scene_14-red_ring.{kind}" for kind, path in made.items())
     assert json.loads(made["json"].read_text())["explained"] == "red ring"
@@ -293,6 +353,20 @@ def test_take_away(tab, tmp_path):
     )
     assert drawn > 20
     assert "explain(x, 3)" in tab.page.locator("#code").inner_text()
+
+
+def test_in_the_dark_on_a_phone(browser, served):
+    """The explanation in its frame is as dark as the page, and nothing is wider than a phone."""
+    tab = Tab(browser, served, width=390, scheme="dark")
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
+    grounds = [
+        page.locator(place).first.evaluate("e => getComputedStyle(e).backgroundColor")
+        for page, place in ((tab.frame, "body"), (tab.page, "#model"), (tab.page, "body"))
+    ]
+    assert all(max(map(int, re.findall("[0-9]+", ground)[:3])) < 60 for ground in grounds)
+    tab.page.evaluate("document.body.classList.remove('dark')")  # as ?__theme=light has it
+    assert tab.frame.locator("body").evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(255, 255, 255)"
+    tab.close()
 
 
 def test_two_people_at_once(browser, served):

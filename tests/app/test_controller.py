@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from safetensors.torch import save_file
 
 import hilrp
 from helpers.pages import asked, begun, encoded, sent
-from hilrp.app import pictures
-from hilrp.app.controller import Controller
+from hilrp.app import components, pictures
+from hilrp.app.controller import Controller, not_comparable
 from hilrp.app.models import Models
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import PICTURES, Session
@@ -80,6 +81,37 @@ def test_there_is_an_end_to_pictures():
         session.add(picture)
 
 
+def test_what_greets_fits_the_model_until_somebody_chooses(controller, monkeypatch):
+    photograph = pictures.Picture("cat.png", Image.new("RGB", (64, 64), "grey"), "")
+    monkeypatch.setattr(pictures, "_cat", lambda: photograph)
+    scene, mine, vit = (hilrp.load(f"zoo/{name}") for name in ("swin", "resnet", "vit"))
+    mine = replace(mine, weights="mine", classes=["tabby cat", *"abcdefghijk"])
+    other = replace(vit, weights="mine", classes=list("abcdefghijkl"))
+    session = Session()
+    for loaded, greets in ((scene, "scene 14"), (mine, "cat.png"), (scene, "scene 14")):
+        controller.look(session, loaded)
+        assert [picture.name for picture in session.pictures.values()] == [session.picture.name] == [greets]
+        assert session.result.picture is session.picture
+    controller.look(session, other)
+    assert (session.picture, session.result, session.prediction, session.loaded) == (None, None, None, other)
+    controller.scene(session, 3)
+    controller.look(session, mine)
+    assert session.picture.name == "scene 3"
+    controller.remove(session)
+    controller.look(session, scene)
+    assert (session.picture, session.result) == (None, None)
+
+
+def test_why_methods_can_not_be_compared(controller):
+    assert "no explanation yet" in not_comparable(Session())
+    session = begun(controller)
+    assert not_comparable(session) == ""
+    controller.ask(session, against="1")
+    assert "no other class" in not_comparable(session)
+    controller.model(session, "zoo/vit-views")
+    assert "one class of a picture" in not_comparable(session)
+
+
 def test_a_scene_is_taken_once(controller):
     session = begun(controller)
     controller.scene(session, 4)
@@ -126,6 +158,8 @@ def test_the_operators_own_model(tmp_path, monkeypatch):
     models = Models(own=own, checkpoint="mine.safetensors", classes="names.txt")
     session = Session()
     Controller(models).begin(session)
+    assert (session.picture, session.result) == (None, None)  # nothing fits classes of somebody's own
+    Controller(models).scene(session, pictures.FIRST)
     names: dict[str, object] = {}
     exec(compile(session.result.code, "code", "exec"), names)
     torch.testing.assert_close(names["explanation"].relevance, session.result.explanation.relevance)
@@ -205,8 +239,9 @@ def test_probabilities_of_others_exclude_each_other(controller):
 QUESTIONS = {
     "a class": ("zoo/swin", "1", {}),
     "a contrast": ("zoo/swin", "1", {"against": "3"}),
-    "relative to a reference": ("zoo/swin", "1", {"rules": "secant", "reference": "grey"}),
-    "other rules": ("zoo/pvt_v2", "1", {"rules": "epsilon"}),
+    "another reference": ("zoo/swin", "1", {"reference": "grey"}),
+    "more passes": ("zoo/swin", "1", {"reference": "blurred", "passes": 8}),
+    "other rules": ("zoo/pvt_v2", "1", {"rules": "epsilon", "reference": None}),
     "a caption": ("zoo/towers", "text:a striped blue cross", {}),
     "a region": ("zoo/segmenter", "region:20,20,60,70:3", {}),
     "an object": ("zoo/detector", None, {}),
@@ -225,7 +260,8 @@ def test_the_lines_make_the_same_explanation(question, controller, tmp_path, mon
     found = names["explanation"]
     assert isinstance(found, hilrp.Explanation)
     torch.testing.assert_close(found.relevance, result.explanation.relevance, rtol=1e-5, atol=1e-7)
-    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".npz", ".png"]
+    endings = {p.name.split(".", 1)[1] for p in tmp_path.iterdir()}
+    assert endings == {"json", "npz", "png", "details.png"}
 
 
 def test_the_lines_of_an_uploaded_picture(controller, tmp_path, monkeypatch):
@@ -243,7 +279,7 @@ def test_the_lines_of_an_uploaded_picture(controller, tmp_path, monkeypatch):
 def test_exports(controller):
     result = asked(controller, "zoo/swin", "3")
     made = {kind: result.export(kind) for kind in KINDS}
-    assert Image.open(io.BytesIO(made["png"])).width > 1000
+    assert Image.open(io.BytesIO(made["png"])).height > 512
     assert made["pdf"].startswith(b"%PDF")
     assert b"<svg" in made["svg"]
     assert b"red ring" in made["svg"]  # letters, not outlines
@@ -255,6 +291,17 @@ def test_exports(controller):
     assert made["py"].decode() == result.code
     with pytest.raises(InputError, match="gif: choose from"):
         result.export("gif")
+
+
+def test_exports_tell_of_the_passes(controller):
+    result = asked(controller, "zoo/resnet", "3", passes=8)
+    stored, facts = np.load(io.BytesIO(result.export("npz"))), json.loads(result.export("json"))
+    assert (int(stored["passes"]), facts["passes"], facts["reference"]) == (8, 8, "mean")
+    np.testing.assert_array_equal(stored["stderr"], result.explanation.stderr.numpy())
+    assert ".explain(x, 3, passes=8)" in result.code
+    assert "relative to its mean colour, 8 passes" in result.export("html").decode()
+    assert result.name == "scene_14-red_ring-8_passes"
+    assert "passes" not in asked(controller, "zoo/resnet", "3").code
 
 
 def test_the_page_needs_nothing_else(controller):
@@ -283,7 +330,7 @@ def test_data_can_not_end_a_script():
 
 def test_bars_of_the_waterfall_follow_each_other(controller):
     """Each begins where the one before ended, and the last one is the score."""
-    found = asked(controller, "zoo/swin", "3").explanation
+    found = asked(controller, "zoo/swin", "3", rules="hilrp", reference=None).explanation
     bars = re.findall(r'<rect x="([0-9.-]+)" y="[0-9]+" width="([0-9.]+)"', waterfall(found))
     spans = [(float(x), float(x) + float(width)) for x, width in bars]
     values = [value for _, value in shares(found, 0)]
@@ -318,5 +365,22 @@ def test_what_can_not_be_asked(controller):
         asked(controller, "zoo/swin", "text:a star")
     with pytest.raises(InputError, match="nothing to explain yet"):
         controller.explain(Session())
-    with pytest.raises(InputError, match="no picture yet"):
-        controller.model(Session(), "zoo/swin")
+    with pytest.raises(InputError, match="no model yet"):
+        controller.look(Session())
+
+
+def test_long_names_of_models_are_shown_whole(controller):
+    """A box shows the beginning of a name; below it stands all of it."""
+    session = begun(controller)
+    assert components.models(session, ["zoo/swin"]).info is None
+    session.loaded = replace(session.loaded, name="timm/tiny_vit_5m_224.dist_in22k_ft_in1k")
+    shown = components.models(session, ["zoo/swin"])
+    assert shown.info == shown.value == session.loaded.name
+    assert [name for name, _ in shown.choices] == [session.loaded.name, "zoo/swin"]
+
+
+def test_a_model_without_a_picture_asks_for_one(controller):
+    session = begun(controller)
+    assert components.wanted(session) == ""
+    controller.remove(session)
+    assert "zoo/swin is ready. Drop a picture" in components.wanted(session)

@@ -41,3 +41,21 @@ def test_pictures_are_decoded_one_at_a_time(tmp_path, monkeypatch):
     with ThreadPoolExecutor(6) as pool:
         assert len(list(pool.map(pictures.uploaded, files))) == 6
     assert most == 1
+
+
+def test_a_photograph_greets_models_that_know_cats(monkeypatch):
+    pytest.importorskip("skimage")
+    assert pictures.greeting(True, ["a star"]).scene is not None
+    assert pictures.greeting(False, ["a star", "cathedral"]) is None
+    for classes in (["tabby, tabby cat"], None):
+        found = pictures.greeting(False, classes)
+        assert min(found.image.size) >= 224
+        assert "CC0" in found.notes[0]
+    names: dict[str, object] = {}
+    exec(compile(found.opening, "opening", "exec"), names)
+    assert names["image"].tobytes() == found.image.tobytes()
+
+
+def test_without_scikit_image_a_picture_is_asked_for(monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    assert pictures.greeting(False, ["tabby cat"]) is None

@@ -19,12 +19,16 @@ from helpers.pages import asked, begun, encoded, sent, uploaded
 from hilrp.app import pictures
 from hilrp.app.actions import Actions
 from hilrp.app.comparison import Compared, Stoppable, compare
+from hilrp.app.components import passes, references
 from hilrp.app.models import Models
+from hilrp.app.relative import PASSES, REFERENCES
 from hilrp.app.server import make_app, serve
 from hilrp.app.sessions import Session, Sessions
 from hilrp.app.stopping import Stopped
 from hilrp.app.table import comparison_table
 from hilrp.app.uploads import Uploads
+from hilrp.attribution.chains import Chains
+from hilrp.attribution.references import NAMED
 from hilrp.jobs.bench.methods import METHODS, Method
 from hilrp.util.errors import InputError
 
@@ -34,10 +38,10 @@ from hilrp.util.errors import InputError
 def test_a_comparison(controller):
     session = begun(controller, "zoo/resnet")
     result = controller.comparable(session)
-    *_, found = controller.compare(session, result, ["hilrp", "input-x-gradient", "rollout", "uniform"])
+    *_, found = controller.compare(session, result, ["secant", "input-x-gradient", "rollout", "uniform"])
     ours, gradient, rollout, uniform = found
     np.testing.assert_allclose(ours.map, result.explanation.map[0].numpy(), rtol=1e-4, atol=1e-6)
-    assert ours.total == pytest.approx(float(result.explanation.ledger.share[0]), rel=1e-4)
+    assert ours.total == pytest.approx(float(result.explanation.ledger.explained[0]), rel=1e-4)
     assert set(gradient.figures) == {"pointing", "energy", "average precision", "IoU"}
     inside = result.truth.numpy()
     positive = np.clip(gradient.map, 0, None)
@@ -59,7 +63,7 @@ def test_contrasts_are_not_compared(controller):
     session = begun(controller)
     session.against = "1" if session.target != "1" else "2"
     controller.explain(session)
-    with pytest.raises(InputError, match="compared on a class"):
+    with pytest.raises(InputError, match="no other class"):
         controller.comparable(session)
     with pytest.raises(InputError, match="No method"):
         next(controller.compare(begun(controller), controller.comparable(begun(controller)), []))
@@ -116,6 +120,8 @@ def test_the_table_of_a_comparison(controller):
     assert "no &lt;b&gt;attention" in text
     assert "Now LIME; 3 of 4 are done" in text
     assert "Stopped" in comparison_table([good], result, stopped=True)
+    difference = float(result.explanation.ledger.explained[0])
+    assert f"its difference to that on its mean colour {difference:.2f}" in text
 
 
 def test_a_stoppable_pass_is_the_same_pass():
@@ -191,6 +197,53 @@ def test_what_a_closed_tab_waits_for_ends(controller):
     assert not controller._turn.locked()
 
 
+def test_passes_can_be_cancelled(controller):
+    """Before all are done; then everything is as it was."""
+    session = begun(controller, "zoo/resnet")
+    before, told = session.result, []
+
+    def tell(done: int, count: int) -> None:
+        told.append((done, count))
+        if done == 3:
+            session.cancelled.set()
+
+    session.progress = tell
+    with pytest.raises(Stopped):
+        controller.ask(session, passes=16)
+    assert told == [(1, 16), (2, 16), (3, 16)]
+    assert (session.passes, session.result) == (1, before)
+    assert not controller._turn.locked()
+    controller.explain(session)  # one pass is not cancelled
+    assert session.result is not before
+
+
+def test_a_picture_whose_passes_are_cancelled_has_one(controller):
+    """There was no explanation of it before that could be shown."""
+    session = begun(controller, "zoo/resnet")
+    session.passes = 16
+    session.progress = lambda done, count: session.cancelled.set()
+    with pytest.raises(Stopped):
+        controller.scene(session, 4)
+    assert session.result.picture is session.picture
+    assert (session.passes, session.result.explanation.passes) == (1, 1)
+
+
+def test_passes_need_a_reference(controller):
+    """Where there is none, the page says so."""
+    session = begun(controller, "zoo/resnet")
+    assert passes(session).interactive
+    assert [name for _, name in references(session).choices] == list(REFERENCES)
+    controller.ask(session, rules="hilrp", reference=None)
+    assert not passes(session).interactive
+    assert "more passes need something to compare with" in passes(session).info
+    assert [name for _, name in references(session).choices] == ["", *REFERENCES]
+
+
+def test_what_is_offered_is_there():
+    assert set(REFERENCES) <= set(NAMED)
+    assert [Chains.of(count).passes for count in PASSES] == list(PASSES)
+
+
 def test_a_closed_tab_does_not_take_its_turn(controller):
     session = begun(controller, "zoo/resnet")
     found, before = [], session.result
@@ -249,7 +302,7 @@ def test_the_browser_is_told_to_ask_nobody_else(client):
 def test_beyond_this_machine_there_is_a_token(monkeypatch, host, token, expected):
     """It is in the address that is printed, another one each time."""
     made, addresses = [], []
-    monkeypatch.setattr("hilrp.app.server.make_app", lambda models, folder, host, token: made.append(token))
+    monkeypatch.setattr("hilrp.app.server.make_app", lambda models, folder, host, token, start: made.append(token))
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [each.close() for each in sockets])
     for _ in range(2):
         serve(Models(), host, 0, addresses.append, token)
@@ -326,11 +379,23 @@ def test_actions(controller, tmp_path):
     assert session.result.title == "blue cross"
     actions.label(session, "red star")
     assert session.result.title == "red star"
-    actions.rules(session, "secant", "grey")
-    assert session.result.explanation.reference is not None
-    with pytest.raises(hilrp.HilrpError):
-        actions.rules(session, "zplus", "grey")
-    assert (session.rules, session.reference) == ("secant", "grey")
+    assert (session.rules, session.reference, session.passes) == ("secant", "mean", 1)
+    actions.reference(session, "grey")
+    (colour,) = set(session.loaded.preprocess.picture(session.result.explanation.reference).flatten().tolist())
+    assert colour == pytest.approx(0.5)
+    actions.passes(session, 8)
+    assert session.result.explanation.passes == 8
+    actions.reference(session, "black")
+    assert (session.passes, session.result.explanation.passes) == (8, 8)
+    actions.rules(session, "zplus")
+    assert (session.reference, session.passes, session.result.explanation.reference) == (None, 1, None)
+    with pytest.raises(InputError, match=r"Rules zplus relative to grey: .* no form relative to a reference"):
+        actions.reference(session, "grey")
+    assert (session.rules, session.reference) == ("zplus", None)
+    with pytest.raises(InputError, match="passes 3: choose from 1, 4, 8"):
+        actions.passes(session, 3)
+    actions.rules(session, "secant")
+    assert session.reference == "mean"
     with pytest.raises(InputError):
         actions.caption(session, "a star")
     assert session.target == "0"

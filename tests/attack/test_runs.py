@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq
 
 from helpers.commands import invoke, words
+from helpers.figures import small_figure, small_places
 from helpers.runs import png, rows
-from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.shown import Shown
 from hilrp.jobs import coverage
 from hilrp.jobs.bench.grid import Grid
 from hilrp.jobs.bench.suites import suite
@@ -73,7 +73,10 @@ def zeroed(path: Path) -> None:
 def altered(path: Path) -> None:
     """A few bytes of what it holds; the beginning and the end are as they were."""
     content = bytearray(path.read_bytes())
-    place = len(content) // (8 if path.suffix == ".parquet" else 2)  # half of a small Parquet file is its directory
+    place = len(content) // 2
+    if path.suffix == ".parquet":  # whose directory may be the larger half
+        column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+        place = column.data_page_offset + column.total_compressed_size // 2
     content[place : place + 4] = bytes(byte ^ 0x55 for byte in content[place : place + 4])
     path.write_bytes(content)
 
@@ -458,13 +461,15 @@ def explain(place: Path, out: Path, *sources: Any) -> Any:
 @pytest.fixture
 def _small_figures(monkeypatch) -> None:
     """Figures take most of the time, and what is drawn on them doesn't matter here."""
-    monkeypatch.setattr(Explanation, "plot", lambda *_: Figure(figsize=(1, 1)))
+    monkeypatch.setattr(Shown, "encoded", small_figure)
+    monkeypatch.setattr(Shown, "drawn", small_places)
 
 
 @pytest.fixture(scope="module")
 def whole_explanation(place) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Explanation, "plot", lambda *_: Figure(figsize=(1, 1)))
+        patch.setattr(Shown, "encoded", small_figure)
+        patch.setattr(Shown, "drawn", small_places)
         assert explain(place, place / "explained").exit_code == 0
     return place / "explained"
 
@@ -482,6 +487,7 @@ def arrays(path: Path) -> dict[str, list[Any]]:
     ("file", "damage"),
     [
         *(("0.png", each) for each in (cut, emptied, zeroed, altered)),
+        ("0.details.png", cut),
         *(("0.npz", each) for each in (cut, emptied, altered, without_arrays)),
         *(("0.json", each) for each in (cut, emptied, another_digit, with_content("{}"), with_content("null"))),
     ],
@@ -496,7 +502,7 @@ def test_a_damaged_explanation(file, damage, whole_explanation, place, tmp_path)
     facts, expected = (json.loads((folder / "0.json").read_text()) for folder in (out, whole_explanation))
     assert {**facts, "sha256": 0, "checksum": 0} == {**expected, "sha256": 0, "checksum": 0}
     assert arrays(out / "0.npz") == arrays(whole_explanation / "0.npz")
-    assert (out / "index.html").read_text().count('src="data:image/') == 1
+    assert (out / "index.html").read_text().count('src="data:image/') == 2  # the picture, and its details
     again = explain(place, out)
     assert "1 of 1 explained (1 of them by an earlier run)." in words(again)
     assert "made again" not in again.output
@@ -517,7 +523,7 @@ def test_a_page_beside_a_figure_that_is_cut(place, tmp_path, monkeypatch):
     result = explain(place, tmp_path, place / "data" / "0.png", place / "data" / "1.png")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "index.html").read_text()
-    assert text.count('src="data:image/') == 1
+    assert text.count('src="data:image/') == 3  # of two pictures with their details
     assert "Its figure can't be read" in text
 
 
@@ -536,19 +542,19 @@ def test_a_page_with_names_that_are_no_letters(place, tmp_path):
 
 @pytest.mark.usefixtures("_small_figures")
 def test_one_explanation_that_cannot_be_drawn(place, tmp_path, monkeypatch):
-    whole, drawn = Explanation.encode, []
+    drawn = []
 
-    def encode(self: Explanation, kind: str, *rest: Any) -> bytes:
+    def encoded(self: Shown, kind: str, *rest: Any) -> bytes:
         drawn.append(kind)
-        if kind == "png" and drawn.count("png") == 1:
+        if kind == "details.png" and drawn.count(kind) == 1:
             raise ValueError("a name that can't be drawn")
-        return whole(self, kind, *rest)
+        return small_figure(self, kind, *rest)
 
-    monkeypatch.setattr(Explanation, "encode", encode)
+    monkeypatch.setattr(Shown, "encoded", encoded)
     result = explain(place, tmp_path / "out", place / "data" / "0.png", place / "data" / "1.png")
     assert result.exit_code == 1
     assert "a name that can't be drawn" in words(result)
-    assert sorted(contents(tmp_path / "out")) == ["1.json", "1.png"]
+    assert sorted(contents(tmp_path / "out")) == ["1.details.png", "1.json", "1.png"]
 
 
 # hilrp bench ----------------------------------------------------------------------------------------------------------

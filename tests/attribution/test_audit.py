@@ -73,25 +73,25 @@ class TestBrokenRules:
         self.broken(monkeypatch, "layer_norm", reindexing.native)
         model = Block(nn.Sequential(nn.LayerNorm(6), nn.GELU())).eval()
         with raises(hilrp.BooksError, "do not close", "middle.0: layer_norm"):
-            hilrp.explain(model, X, 0)
-        report = hilrp.audit(model, X, 0)
+            hilrp.explain(model, X, 0, "hilrp")
+        report = hilrp.audit(model, X, 0, "hilrp")
         assert not report.passed
         assert report.leak > 1e-2
 
     def test_gelu_without_its_rule(self, monkeypatch):
         self.broken(monkeypatch, "gelu", reindexing.native)
         with raises(hilrp.BooksError, "do not close", "middle: gelu"):
-            hilrp.explain(Block(nn.GELU()).eval(), X, 0)
+            hilrp.explain(Block(nn.GELU()).eval(), X, 0, "hilrp")
 
     def test_a_product_that_counts_twice(self, monkeypatch):
         self.broken(monkeypatch, "mul", reindexing.native)
         with raises(hilrp.BooksError, "do not close", "middle: mul"):
-            hilrp.explain(Block(lambda x: x * x.sigmoid()).eval(), X, 0)
+            hilrp.explain(Block(lambda x: x * x.sigmoid()).eval(), X, 0, "hilrp")
 
     def test_a_constant_that_is_not_booked(self, monkeypatch):
         self.broken(monkeypatch, "add", reindexing.native)
         with raises(hilrp.BooksError, "do not close", "middle: add"):
-            hilrp.explain(Block(lambda x: x + 0.3).eval(), X, 0)
+            hilrp.explain(Block(lambda x: x + 0.3).eval(), X, 0, "hilrp")
 
     def test_opposite_leaks_do_not_cancel_in_itemised_books(self, monkeypatch):
         """gelu run raw leaks at each call; the leak adds up sizes while the residual nets them."""
@@ -99,7 +99,7 @@ class TestBrokenRules:
         model = Block(lambda x: F.gelu(x) - F.gelu(x * 1.0)).double().eval()
         with torch.no_grad():
             model.head.bias.fill_(1.0)
-        ledger = hilrp.explain(model, X.double(), 0, audit="off", itemised=True).ledger
+        ledger = hilrp.explain(model, X.double(), 0, "hilrp", audit="off", itemised=True).ledger
         assert float(ledger.residual.max()) < 1e-10
         assert float(ledger.leak.max()) > 1e-4
 
@@ -117,7 +117,8 @@ def test_a_failed_audit_says_why():
     zero = Block(nn.ReLU()).eval()
     nn.init.zeros_(zero.head.weight)
     nn.init.zeros_(zero.head.bias)
-    assert "is zero" in str(hilrp.audit(zero, X, 0))
+    assert "is zero" in str(hilrp.audit(zero, X, 0, "hilrp"))
+    assert "is the same on the reference" in str(hilrp.audit(zero, X, 0))
     noisy = Block(lambda x: x + torch.randn_like(x)).eval()
     assert "isn't deterministic" in str(hilrp.audit(noisy, X, 0))
     with hilrp.register(torch.special.i0, "reindexing"):
@@ -135,7 +136,7 @@ def test_warn_warns_and_off_is_silent(recwarn):
 
 def test_report():
     model = Block(lambda x: x * x.sigmoid() + F.silu(x) * x).eval()
-    report = hilrp.audit(model, X, 0)
+    report = hilrp.audit(model, X, 0, "hilrp")
     assert report.passed
     assert report.operations["linear"]["conv2d"] == 1
     assert report.operations["bilinear"] == {"mul": 2}
@@ -158,7 +159,7 @@ def test_what_was_kept_adds_up():
     )
     for parameter in model.parameters():
         nn.init.normal_(parameter, 0, 0.3)
-    report = hilrp.audit(model.double().eval(), X.double(), 1)
+    report = hilrp.audit(model.double().eval(), X.double(), 1, "hilrp")
     assert report.passed
     for sample, share in enumerate(report.share):
         assert share + sum(shares[sample] for shares in report.kept.values()) == pytest.approx(1, abs=1e-10)

@@ -152,7 +152,7 @@ class TestSameAsAtOnce:
             def forward(self, x):
                 return (x * x.flip(1)).flatten(1).sum(1, keepdim=True)
 
-        found, expected = (hilrp.explain(Product(), pictures(4), 0, batch=batch) for batch in (2, None))
+        found, expected = (hilrp.explain(Product(), pictures(4), 0, batch=batch, rules="hilrp") for batch in (2, None))
         assert expected.notes
         assert found.notes == {note: 2 * count for note, count in expected.notes.items()}
 
@@ -364,7 +364,9 @@ class TestMemory:
     def test_which_sample_an_error_means(self):
         x = torch.cat([pictures(3), torch.zeros(1, 3, 8, 8).double()])
         with pytest.raises(hilrp.ModelError, match="score of sample 1 is zero") as caught:
-            hilrp.explain(nn.Sequential(nn.Flatten(), nn.Linear(192, 2, bias=False)).double(), x, 0, batch=2)
+            hilrp.explain(
+                nn.Sequential(nn.Flatten(), nn.Linear(192, 2, bias=False)).double(), x, 0, batch=2, rules="hilrp"
+            )
         assert "samples 2 to 3 of 4" in caught.value.__notes__[0]
 
 

@@ -80,7 +80,7 @@ def test_it_adds_up_at_every_number_of_passes(passes, rules):
     assert found.verdicts == [hilrp.Verdict.VALID] * 2
     assert len(found.stages) > 1
     for name, sums in found.trace.items():
-        torch.testing.assert_close((sums * found.score).double(), difference, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close((sums * found.ledger.explained).double(), difference, rtol=1e-4, atol=1e-4, msg=name)
     for relevance in found.stages.values():
         assert relevance.shape[0] == 2
 

@@ -124,14 +124,15 @@ class TestBadInput:
 
     def test_output_behind_detach_or_gates_only(self):
         with raises(hilrp.ModelError, "only through gates"):
-            hilrp.explain(self.model, X, lambda out: out.softmax(1)[:, 0])
+            hilrp.explain(self.model, X, lambda out: out.softmax(1)[:, 0], "hilrp")
 
     def test_zero_score(self):
         model = Block(nn.ReLU()).eval()
         nn.init.zeros_(model.head.weight)
         nn.init.zeros_(model.head.bias)
         with raises(hilrp.ModelError, "score of sample 0 is zero"):
-            hilrp.explain(model, X, 0)
+            hilrp.explain(model, X, 0, "hilrp")
+        assert set(map(str, hilrp.explain(model, X, 0).verdicts)) == {"nothing to explain"}
 
     def test_arguments(self):
         with raises(hilrp.InputError, "'typo' is not a preset", "hilrp, "):
@@ -187,8 +188,8 @@ def test_a_reference_that_returns_no_list():
         )
 
 
-def test_compile_is_yes_or_no():
-    with pytest.raises(hilrp.InputError, match="compile='max': use True or False"):
+def test_compile_is_automatic_yes_or_no():
+    with pytest.raises(hilrp.InputError, match="compile='max': use \"auto\", True or False"):
         hilrp.Explainer(nn.Linear(2, 2), compile="max")
 
 
@@ -214,7 +215,7 @@ def test_a_score_too_small_to_be_divided_up():
         model[1].weight.zero_()
         model[1].weight[0, 0] = 2.0**-133
     with pytest.raises(hilrp.ModelError, match="too small to be divided up"):
-        hilrp.explain(model, torch.ones(1, 3, 2, 2), 0)
+        hilrp.explain(model, torch.ones(1, 3, 2, 2), 0, "hilrp")
 
 
 # Inputs that aren't a batch of pictures
@@ -314,7 +315,7 @@ def test_one_number_for_each_sample(samples, options, tmp_path):
     x = torch.randn(samples, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     model = Apply(lambda t: torch.stack([3 * t + 0.5, t.square()], 1)).eval()
     for target, expected, kept in ((0, 3 * x, 0.5), (1, x.square(), 0.0)):
-        found = hilrp.explain(model, x, target, **options)
+        found = hilrp.explain(model, x, target, "hilrp", **options)
         torch.testing.assert_close(found.relevance, expected)
         assert float(found.ledger.residual.max()) < 1e-10
         torch.testing.assert_close(found.ledger.constants, torch.full_like(x, kept), rtol=1e-10, atol=1e-10)
@@ -327,7 +328,7 @@ def test_one_number_for_each_sample(samples, options, tmp_path):
 def test_an_entry_without_axes(itemised, tmp_path):
     """A constant that is added to a sum over everything, which a batch of one may have."""
     model = Apply(lambda x: x.sum() + 0.5).eval()
-    found = hilrp.explain(model, PICTURE[:1], lambda out: out, itemised=itemised, stages=None)
+    found = hilrp.explain(model, PICTURE[:1], lambda out: out, "hilrp", itemised=itemised, stages=None)
     assert found.ledger.constants.tolist() == [0.5]
     assert "constant" in found.ledger.table()
     assert found.save(tmp_path / "found")

@@ -5,12 +5,15 @@ Nothing changes, and classes are checked.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 
 import hilrp
 from helpers.models import small_classifier
+from hilrp.attribution.cuda_graphs import Recorder, form
 from hilrp.targets import Contrast
 from hilrp.targets.classes import checked, score_of
 
@@ -100,15 +103,15 @@ class OnGpu:
 @pytest.fixture
 def asked(monkeypatch):
     """What an explainer would record for a target."""
-    find = hilrp.attribution.explainer.tensors
+    find = hilrp.attribution.runner.tensors
 
     def ask(explainer: hilrp.Explainer, x: torch.Tensor, target):
-        monkeypatch.setattr("hilrp.attribution.explainer.tensors", lambda tree: [OnGpu(t) for t in find(tree)])
+        monkeypatch.setattr("hilrp.attribution.runner.tensors", lambda tree: [OnGpu(t) for t in find(tree)])
         try:
-            inputs = explainer._recordable(x, target, len(x), None)
+            inputs = explainer._runner.recordable(x, target, len(x), None)
             return None if inputs is None else inputs[1]
         finally:
-            monkeypatch.setattr("hilrp.attribution.explainer.tensors", find)
+            monkeypatch.setattr("hilrp.attribution.runner.tensors", find)
 
     return ask
 
@@ -140,3 +143,42 @@ def test_one_number_for_each_sample_is_one_class(asked):
     assert asked(explainer, x, 0).wanted.tolist() == [0] * 4
     with pytest.raises(hilrp.TargetError, match="1 classes"):
         asked(explainer, x, 1)
+
+
+# Chains ---------------------------------------------------------------------------------------------------------------
+
+
+class Replaying(Recorder):
+    """As a recording does, it runs the step of the time when it was made, with all that this step held."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.steps, self.replayed = {}, 0
+
+    def run(self, inputs, step):
+        key = form(inputs)
+        if key in self.steps:
+            self.replayed += 1
+        elif key in self._forms_seen:
+            self.steps[key] = step
+        else:
+            self._forms_seen.add(key)
+            return None
+        return self.steps[key](inputs)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_what_a_pass_takes_from_another_one_is_not_recorded(model, monkeypatch, steps):
+    """The results that are handed on along a chain are others the next time, and the earlier ones are freed."""
+    plain, recording = hilrp.Explainer(model, compile=False), hilrp.Explainer(model, compile=True)
+    runner = recording._runner
+    recorder = runner.recorder = Replaying(model)
+    known = lambda x, target, batch, reference: (x, target, reference, "") if runner._classes else None  # noqa: E731
+    monkeypatch.setattr(runner, "recordable", known)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    for _ in range(4):
+        x, chains = torch.randn(2, 3, 8, 8), hilrp.Chains(steps, 16 // steps, cells=3)
+        found, expected = (explainer.explain(x, 1, passes=chains) for explainer in (recording, plain))
+        torch.testing.assert_close(found.relevance, expected.relevance)
+        torch.testing.assert_close(found.pairs, expected.pairs)
+    assert recorder.replayed

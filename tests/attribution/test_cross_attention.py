@@ -67,7 +67,7 @@ def test_both_branches_of_crossvit(rules):
     # pixels' part and that.
     booked = [value for name, value in found.ledger.entries.items() if "patch_embed" in name]
     assert len(booked) == (0 if rules == "secant" else 2)
-    together = (found.trace["patch_embed.0"] + found.trace["patch_embed.1"]) * found.ledger.score
+    together = (found.trace["patch_embed.0"] + found.trace["patch_embed.1"]) * found.ledger.explained
     torch.testing.assert_close(together, sum(booked, found.ledger.pixels), rtol=1e-9, atol=1e-12)
 
 
@@ -91,9 +91,7 @@ def test_a_branch_holds_what_is_read_from_it():
 def test_the_zoos_crossvit():
     model = hilrp.load("zoo/crossvit").model
     found = hilrp.explain(model, torch.randn(1, 3, 128, 128))
-    # From 1.0.31 on timm says what its stages are.
-    told = [] if getattr(model, "feature_info", None) else ["patch_embed.0", "patch_embed.1"]
-    assert find_stages(model, "auto") == [*told, "blocks.0", "blocks.1"]
+    assert find_stages(model, "auto") == ["patch_embed.0", "patch_embed.1", "blocks.0", "blocks.1"]
     assert found.stages["blocks.0"].shape == (1, 16, 16)
     assert found.stages["blocks.0[1]"].shape == (1, 8, 8)
     assert float(found.ledger.residual) < 1e-4
@@ -165,9 +163,9 @@ def test_one_text_for_several_pictures():
     """As if each had its own; and with the words held fixed, the pixels alone."""
     model = joint_model("blip")
     one, each = Joint(model, IDS[0]).eval(), Joint(model, IDS[:1].expand(2, -1)).eval()
-    a, b = (hilrp.explain(j, j.inputs(X), 1, stages=None) for j in (one, each))
+    a, b = (hilrp.explain(j, j.inputs(X), 1, stages=None, rules="hilrp") for j in (one, each))
     torch.testing.assert_close(a.relevance, b.relevance)
-    fixed = hilrp.explain(one, X, 1, stages=None)
+    fixed = hilrp.explain(one, X, 1, stages=None, rules="hilrp")
     assert torch.equal(fixed.score, a.score)
     torch.testing.assert_close(fixed.relevance, a.relevance[0])
 
@@ -177,7 +175,7 @@ def test_a_word_that_is_not_looked_at_has_no_relevance():
     mask = torch.ones_like(IDS)
     mask[:, 4:] = 0
     joint = Joint(joint_model("blip"), {"input_ids": IDS, "attention_mask": mask, "pixel_values": X}).eval()
-    found = hilrp.explain(joint, joint.inputs(X), 1, stages=None)
+    found = hilrp.explain(joint, joint.inputs(X), 1, stages=None, rules="hilrp")
     assert float(found.relevance[1][:, 4:].abs().max()) == 0
     assert float(found.relevance[1][:, :4].abs().min()) > 0
 
@@ -196,7 +194,7 @@ def test_books_tell_words_from_pixels():
     loaded = hilrp.load("zoo/towers")
     pair = loaded.texts.pair("a striped red star")
     x = torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(5))
-    found = hilrp.explain(pair, pair.inputs(x), similarity)
+    found = hilrp.explain(pair, pair.inputs(x), similarity, "hilrp")
     assert list(found.ledger.inputs) == ["pixels", "words"]
     for name, relevance in zip(("pixels", "words"), found.relevance, strict=True):
         torch.testing.assert_close(
@@ -246,7 +244,7 @@ def test_queries_and_words_are_no_places():
     for model in (towers.model, ImageTower(towers.texts.model)):
         seen = hilrp.explain(model.eval(), x, lambda output: output[:, 0])
         assert len(seen.stages) >= 5
-        assert all("visual.blocks" in name for name in seen.stages)
+        assert all("visual.blocks" in name or name.endswith("visual.patch_embed") for name in seen.stages)
 
 
 @pytest.mark.parametrize("name", ["selecsls42b", "efficientvim_m1"])

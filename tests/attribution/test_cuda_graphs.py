@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,6 +52,30 @@ CHANGES = {
     "training": lambda m: m.train(),
     "training of a part": lambda m: m[1].train(),
 }
+
+
+#: What a model does by these, a recording can't know.
+SETTINGS = {
+    "a number": lambda m: setattr(m, "gain", 5),
+    "a number in a dictionary": lambda m: m.config.update(gain=5),
+    "a number deep in a configuration": lambda m: m.settings.inner.append(1),
+    "a name that hides one of the class": lambda m: setattr(m[0], "dump_patches", True),
+    "a name instead of nothing": lambda m: setattr(m, "head_of", "aux"),
+    "a tuple": lambda m: setattr(m, "sizes", (1, 3)),
+    "a list that grows": lambda m: m.calls.append(1),
+    "the type of a number": lambda m: setattr(m, "gain", True),
+}
+
+
+@pytest.mark.parametrize("change", SETTINGS)
+def test_settings_may_not_change_unasked(model, change):
+    model.gain, model.config, model.head_of, model.sizes, model.calls = 1, {"gain": 1}, None, (1, 2), []
+    model.settings = SimpleNamespace(inner=[0])
+    snapshot, trusting = Snapshot(model, counters=True), Snapshot(model)
+    assert snapshot.holds()
+    SETTINGS[change](model)
+    assert not snapshot.holds()
+    assert trusting.holds()
 
 
 @pytest.mark.parametrize("change", HARMLESS)

@@ -9,7 +9,7 @@ from torch import nn
 
 import hilrp
 from hilrp import Chains
-from hilrp.attribution.error_bars import region_sum, standard_error, student_quantile
+from hilrp.attribution.error_bars import RegionSum, region_sum, standard_error, student_quantile
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 8, 31, 64, 511])
@@ -38,6 +38,25 @@ def test_the_error_is_that_of_the_mean_of_pairs():
         low, high = (float(end[sample]) for end in found.interval(0.9))
         expected = stats.t.interval(0.9, 5, loc=sums[sample].mean(), scale=stats.sem(sums[sample]))
         assert (low, high) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "expected"),
+    [
+        (0.42, 0.03, "42 % ± 3 %"),
+        (-0.421, 0.004, "-42.1 % ± 0.4 %"),
+        (0.786, 0.0099, "79 % ± 1 %"),
+        (0.786, 0.0056, "78.6 % ± 0.6 %"),
+        (0.7861, 0.0004, "78.61 % ± 0.04 %"),
+        (0.42142, 0.00006, "42.14 % ± 0.01 %"),
+        (1.0, 1e-9, "100 % ± 0 %"),
+        (-0.001, 0.02, "0 % ± 2 %"),
+        (0.42, None, "42 %"),
+    ],
+)
+def test_shares_have_the_digits_that_their_error_leaves(share, error, expected):
+    error = None if error is None else torch.tensor([error])
+    assert RegionSum(torch.tensor([share]), torch.tensor([share]), error, error, 2).text() == expected
 
 
 class Spread(nn.Module):

@@ -158,7 +158,7 @@ class TestNothingIsLeftBehind:
 
         def act():
             with pytest.raises(hilrp.ModelError, match="ZeroDivisionError"):
-                hilrp.explain(swin, x)
+                hilrp.explain(swin, x, rules="hilrp")
 
         self.check(swin, act)
 
@@ -173,18 +173,18 @@ class TestNothingIsLeftBehind:
 class TestExplanation:
     def test_save_and_read_back(self, swin, x, tmp_path):
         found = hilrp.explain(swin, x)
-        files = found.save(tmp_path / "deep" / "result.png", classes=list("abcde"))
-        assert [f.name for f in files] == ["result.npz", "result.png", "result.json"]
-        assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["result.json", "result.npz", "result.png"]
+        files = found.save(tmp_path / "deep" / "result.png", list("abcde"))
+        assert [f.name for f in files] == ["result.npz", "result.png", "result.details.png", "result.json"]
+        assert sorted((tmp_path / "deep").iterdir()) == sorted(files)
         arrays = np.load(files[0])
         np.testing.assert_array_equal(arrays["map"], found.map.numpy())
         assert arrays["stage/layers.1"].shape == (3, 8, 8)
-        facts = json.loads(files[2].read_text())
+        facts = json.loads(files[-1].read_text())
         np.testing.assert_allclose(facts["score"], found.score.numpy(), rtol=1e-6)
         np.testing.assert_allclose(
             np.add(facts["pixels"], sum(np.array(v) for v in facts["entries"].values())), facts["score"], rtol=1e-4
         )
-        assert files[1].read_bytes().startswith(b"\x89PNG")
+        assert all(file.read_bytes().startswith(b"\x89PNG") for file in files[1:3])
 
     def test_several_inputs_are_all_saved(self, tmp_path):
         class Two(nn.Module):
@@ -198,27 +198,30 @@ class TestExplanation:
     def test_a_contrast_says_so(self, swin, x, tmp_path):
         found = hilrp.explain(swin, x, hilrp.targets.Contrast(3, 1))
         assert json.loads(found.save(tmp_path / "c")[-1].read_text())["against"] == [1, 1, 1]
-        assert found.plot().axes[0].get_title().startswith("class 3 rather than 1")
+        assert found.plot_details().axes[0].get_title().startswith("class 3 rather than class 1")
+        assert "class 3 rather than class 1" in [text.get_text() for text in found.plot().texts]
 
     def test_repr_is_short(self, swin, x):
         assert len(repr(hilrp.explain(swin, x))) < 200
 
     def test_a_failed_save_leaves_nothing_half_written(self, swin, x, tmp_path):
         with pytest.raises(hilrp.InputError, match="classes has 1 names"):
-            hilrp.explain(swin, x, 3).save(tmp_path / "result", classes=["only one"])
+            hilrp.explain(swin, x, 3).save(tmp_path / "result", ["only one"])
         assert not list(tmp_path.iterdir())
 
     def test_plot_and_show(self, swin, x, monkeypatch):
         import matplotlib.pyplot
 
         matplotlib.use("Agg", force=True)
-        assert len(hilrp.explain(swin, x[:1]).plot().axes) == 4 + 2 + 1
+        found = hilrp.explain(swin, x[:1])
+        assert len(found.plot_details().axes) == 3 + 3 + 1  # input, map, ledger; stages; the map's scale
+        assert len(found.plot().axes) == 1 + 1  # the picture and its legend
         grey = randomised(timm.create_model("test_resnet", in_chans=1))
         hilrp.explain(grey, torch.randn(1, 1, 32, 32)).plot()
         shown = []
         monkeypatch.setattr("matplotlib.pyplot.show", lambda: shown.append(len(matplotlib.pyplot.gcf().axes)))
-        hilrp.explain(swin, x[:1]).show()
-        assert shown == [4 + 2 + 1]
+        found.show()
+        assert shown == [1 + 1]
 
     def test_bfloat16_can_be_saved(self, tmp_path):
         model = small_vit().to(torch.bfloat16)

@@ -157,7 +157,7 @@ def test_a_check_that_can_not_be_made_is_told(x):
             h = self.a(x)
             return self.b(h + 0.1 * torch.quantile(h, h[:, :1].sigmoid().mean(), dim=1, keepdim=True))
 
-    found = hilrp.explain(Net().double().eval(), x, 1, audit="warn")
+    found = hilrp.explain(Net().double().eval(), x, 1, "hilrp", audit="warn")
     assert "does not run beside another input" in found.unchecked[0]
     assert {*map(str, found.verdicts)} == {"unverified"}
 

@@ -54,7 +54,7 @@ def test_an_audit_that_is_off_runs_once(monkeypatch):
     assert len(runs) > 2
 
 
-@pytest.mark.parametrize("rules", ["hilrp", "secant", "epsilon", "zplus", "gamma_weights"])
+@pytest.mark.parametrize("rules", ["hilrp", "secant", "epsilon", "zplus", "gamma_weights", "gamma_weights_bias"])
 def test_convolutions_read_none_of_what_is_not_kept(rules, monkeypatch):
     """The values that the graph lets go are not a number when the backward pass comes by."""
     torch.manual_seed(7)
@@ -76,7 +76,7 @@ def test_convolutions_read_none_of_what_is_not_kept(rules, monkeypatch):
             return self.line(x.mean(3)).flatten(1).sum(1) + self.solid(x[:, None]).flatten(1).sum(1)
 
     model, x = Convolutions().double().eval(), torch.randn(2, 3, 12, 12).double()
-    chosen = hilrp.Rules(linear=rules) if rules == "gamma_weights" else rules
+    chosen = hilrp.Rules(linear=rules) if rules.startswith("gamma_weights") else rules
     expected = hilrp.explain(model, x, lambda out: out, chosen, stages=None).relevance
     empty = torch.empty_strided
     monkeypatch.setattr(torch, "empty_strided", lambda *a, **k: empty(*a, **k).fill_(float("nan")))

@@ -310,7 +310,7 @@ def test_hooks_on_the_graph_are_told_of() -> None:
         h.grad_fn.register_prehook(lambda grads: ((grads[0] * value).flip(1) / value,))  # what it loses here is there
         return h.relu()
 
-    found = hilrp.explain(made(Two, between), pictures(2), 1)
+    found = hilrp.explain(made(Two, between), pictures(2), 1, "hilrp")
     assert {str(verdict) for verdict in found.verdicts} == {"unverified"}
     assert any("grad_fn" in reason for reason in found.unchecked)
 
@@ -863,7 +863,7 @@ BY_CHOICE = {
 
 @pytest.mark.parametrize("program", BY_CHOICE.values(), ids=BY_CHOICE)
 def test_constants_that_the_input_chooses_are_told_of(program):
-    found = hilrp.explain(made(Two, lambda self, h: program(h)), pictures(1), 1)
+    found = hilrp.explain(made(Two, lambda self, h: program(h)), pictures(1), 1, "hilrp")
     assert any("carr" in note and "no relevance" in note for note in found.notes), found.notes
     assert float(found.ledger.residual.max()) < 1e-10
     kept = {name: float(value.abs().max()) for name, value in found.ledger.entries.items()}

@@ -231,7 +231,7 @@ def test_numbers_that_are_read_out_make_no_false_difference(then):
         hilrp.explain(model, x, 1, "secant")
     assert not hilrp.audit(model, x, 1, "secant").passed
     # Without a reference the numbers are the input's, as they should be: that is noted.
-    notes = " ".join(hilrp.explain(model, x, 1).notes)
+    notes = " ".join(hilrp.explain(model, x, 1, "hilrp").notes)
     assert "reads numbers out of the pass" in notes
 
 
@@ -384,7 +384,7 @@ def test_whole_numbers_and_tables_are_named():
         assert "through whole numbers or masks alone" in " ".join(found.notes)
         assert float(found.ledger.residual.max()) < 1e-10
         assert "constant" not in found.ledger.entries or float(found.ledger.entries["constant"].abs().max()) < 1e-12
-    assert "gate" in hilrp.explain(make(looked_up), pictures(), 1).ledger.entries
+    assert "gate" in hilrp.explain(make(looked_up), pictures(), 1, "hilrp").ledger.entries
 
 
 def test_a_copy_by_value_is_seen():
@@ -471,7 +471,7 @@ def test_scratch_tensors_are_written_to_as_torch_does():
         noise.uniform_(1.0, 1.0 + 1e-12)
         return y + noise.round()
 
-    found = hilrp.explain(make(then), pictures(), 1)
+    found = hilrp.explain(make(then), pictures(), 1, "hilrp")
     assert float(found.ledger.entries["constant"].max()) == 1.0
 
 
@@ -567,7 +567,7 @@ def test_attention_without_batch_first():
 def test_samples_that_see_each_other_through_gates_are_told_of():
     """Nothing lands on the others, but each map is of its batch."""
     model = make(lambda self, z, x: z / (z.detach().std(0, keepdim=True) + 0.1))
-    found = hilrp.explain(model, pictures(4), 2)
+    found = hilrp.explain(model, pictures(4), 2, "hilrp")
     assert "samples see each other" in " ".join(found.notes)
     assert "could not be followed" not in " ".join(found.notes)
 
@@ -607,7 +607,7 @@ def test_plain_passes_run_once_for_a_model():
     model.register_forward_hook(lambda *_: runs.append(1))
     counts = []
     for _ in range(3):
-        hilrp.explain(model, x, 1)
+        hilrp.explain(model, x, 1, "hilrp")
         counts.append(len(runs))
     assert [b - a for a, b in itertools.pairwise(counts)] == [1, 1]
     # The explanation, the score, sets of samples of which others are changed, and another input, followed and plain.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import hilrp
-from hilrp.attribution.plotting import as_text
+from hilrp.attribution.plotting import COLOURS, as_text
 
 #: Names that matplotlib would typeset, or fail on.
 NAMES = [r"$\badmacro{x}$", "$x^2$", "US $5 or $6", r"\$", "$", "$$", r"a\$b$c\\$", "50 %_{}^#&~", "<b>&amp;"]
@@ -35,8 +37,32 @@ def test_long_names_are_broken_between_their_letters():
     """The backslash that keeps a dollar sign from being mathematics must not be parted from it."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 1)).eval()
     name = "$" * 100
-    figure = hilrp.explain(model, torch.randn(1, 3, 2, 2), 0).plot([name])
-    title = figure.axes[0].get_title()
-    assert Text(text=title)._preprocess_math(title)[0].replace("\n", "").startswith(name)
-    assert isinstance(figure, Figure)
-    figure.savefig(io.BytesIO(), format="png")
+    found = hilrp.explain(model, torch.randn(1, 3, 2, 2), 0)
+    figures = found.plot([name]), found.plot_details([name])
+    for figure, title in zip(figures, (figures[0].texts[0].get_text(), figures[1].axes[0].get_title()), strict=True):
+        assert Text(text=title)._preprocess_math(title)[0].replace("\n", "").startswith(name)
+        assert isinstance(figure, Figure)
+        figure.savefig(io.BytesIO(), format="png")
+
+
+#: What is seen of linear red, green and blue without the cones for long, middle, or short waves (Machado et al., 2009).
+BLIND = {
+    "red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize("blind", [None, *BLIND])
+def test_colours_are_told_apart_by_all_eyes(blind):
+    """As much relevance for as against is as dark, and of another colour, from a quarter of the scale on."""
+    color = pytest.importorskip("skimage.color")
+    parts = np.linspace(0.25, 1, 16)
+    both = np.stack([colormaps[COLOURS](0.5 + side * parts / 2)[:, :3] for side in (-1, 1)])
+    if blind:
+        linear = np.where(both <= 0.04045, both / 12.92, ((both + 0.055) / 1.055) ** 2.4)
+        linear = np.clip(linear @ np.array(BLIND[blind]).T, 0, 1)
+        both = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    against, for_it = color.rgb2lab(both)
+    assert np.abs(against[:, 0] - for_it[:, 0]).max() < (20 if blind else 8)
+    assert np.linalg.norm(against - for_it, axis=1).min() > 20

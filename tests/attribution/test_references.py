@@ -43,7 +43,7 @@ def test_references(reference, vit, pictures):
         before = vit(found.reference)[range(3), range(3)]
     torch.testing.assert_close(found.ledger.entries["reference"].float(), before, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.ledger.pixels, found.score.double() - before, rtol=1e-3, atol=1e-4)
-    assert "reference" in found.ledger.table()
+    assert f"on {found.relative_to}" in found.ledger.table()
 
 
 def test_a_reference_of_ones_own(vit, pictures):
@@ -228,4 +228,4 @@ def test_inputs_that_are_held_fixed_have_none():
     found = hilrp.explain(Scaled().eval(), x, 0, "secant")
     assert torch.equal(found.reference[2], x[2])
     assert not found.reference[1].any()
-    assert any("(2, 3) is no picture" in note for note in found.notes)
+    assert any("[B,3] is no picture" in note for note in found.notes)

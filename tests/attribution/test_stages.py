@@ -40,11 +40,11 @@ def classifier() -> nn.Module:
 STRUCTURES = {
     "containers side by side": (
         Named(stem=layer(1), layer1=blocks(2), layer2=blocks(2), head=classifier()),
-        ["layer1", "layer2"],
+        ["stem", "layer1", "layer2"],
     ),
     "one container": (
         Named(stem=layer(), blocks=blocks(3), head=nn.Linear(8, 8)),
-        ["blocks.0", "blocks.1", "blocks.2"],
+        ["stem", "blocks.0", "blocks.1", "blocks.2"],
     ),
     "one container inside of the largest part": (
         Named(encoder=Named(embed=layer(1), layers=blocks(2)), head=nn.Linear(1, 1)),
@@ -59,6 +59,14 @@ STRUCTURES = {
     "the tower of pictures": (
         Named(text=blocks(4), visual=Named(blocks=blocks(2))),
         ["visual.blocks.0", "visual.blocks.1"],
+    ),
+    "patches by a convolution": (
+        Named(conv1=nn.Conv2d(3, 8, 4, stride=4), blocks=blocks(2)),
+        ["conv1", "blocks.0", "blocks.1"],
+    ),
+    "a convolution that makes no patches": (
+        Named(conv1=nn.Conv2d(3, 8, 4, stride=2), layer1=blocks(2), layer2=blocks(2)),
+        ["layer1", "layer2"],
     ),
     "nothing": (nn.Identity(), []),
 }
@@ -75,6 +83,12 @@ def test_what_a_model_says_of_itself_comes_first():
     model = Named(stem=layer(), blocks=blocks(2))
     model.feature_info = [{"module": "stem"}, {"module": "stem"}, {"module": "gone"}, {"module": "blocks.1"}, {}]
     assert find_stages(model, "auto") == ["stem", "blocks.1"]
+
+
+def test_of_an_embedding_before_each_stage_the_one_of_the_picture_comes_first():
+    model = Named(patch_embeds=nn.ModuleList([layer(3), layer()]), blocks=blocks(2))
+    model.feature_info = [{"module": "blocks.0"}, {"module": "blocks.1"}]
+    assert find_stages(model, "auto") == ["patch_embeds.0", "blocks.0", "blocks.1"]
 
 
 def test_names_of_the_user():
@@ -149,12 +163,12 @@ def test_streams():
 class TestStages:
     def test_of_timm_models(self, swin, x):
         found = hilrp.explain(swin, x)
-        assert list(found.stages) == ["layers.0", "layers.1"]
-        assert [m.shape for m in found.stages.values()] == [(3, 16, 16), (3, 8, 8)]
-        assert list(found.trace) == ["input", "layers.0", "layers.1"]
+        assert list(found.stages) == ["patch_embed", "layers.0", "layers.1"]
+        assert [m.shape for m in found.stages.values()] == [(3, 16, 16), (3, 16, 16), (3, 8, 8)]
+        assert list(found.trace) == ["input", "patch_embed", "layers.0", "layers.1"]
         for name, stage in found.stages.items():
             torch.testing.assert_close(
-                stage.double().sum((1, 2)) / found.ledger.score, found.trace[name], rtol=1e-4, atol=1e-5
+                stage.double().sum((1, 2)) / found.ledger.explained, found.trace[name], rtol=1e-4, atol=1e-5
             )
 
     def test_class_tokens_are_not_part_of_the_map(self):
@@ -178,15 +192,16 @@ class TestStages:
         assert len(efficientnet.stages) == 9
         model = randomised(transformers_models()["swin"])
         found = hilrp.explain(model, {"pixel_values": torch.randn(1, 3, 64, 64)})
-        assert list(found.stages) == ["swin.encoder.layers.0", "swin.encoder.layers.1"]
+        layers = ["swin.encoder.layers.0", "swin.encoder.layers.1"]
+        assert list(found.stages) == ["swin.embeddings.patch_embeddings", *layers]
         model = randomised(transformers_models()["dinov2"])
         found = hilrp.explain(model, {"pixel_values": torch.randn(1, 3, 64, 64)})
-        assert [m.shape for m in found.stages.values()] == [(1, 4, 4)] * 2
+        assert [m.shape for m in found.stages.values()] == [(1, 4, 4)] * 3
 
     def test_the_last_stage_holds_the_score_up_to_the_heads_constants(self):
         """Trace and ledger agree: what the last stage lacks is what the head's constants kept."""
         model = small_swin().double()
-        found = hilrp.explain(model, torch.randn(2, 3, 64, 64).double(), itemised=True)
+        found = hilrp.explain(model, torch.randn(2, 3, 64, 64).double(), rules="hilrp", itemised=True)
         after = [v for n, v in found.ledger.entries.items() if n.startswith(("norm:", "head"))]
         torch.testing.assert_close(found.trace["layers.1"] * found.ledger.score + sum(after), found.ledger.score)
 

@@ -37,7 +37,7 @@ def test_of_explanations():
     model = torch.nn.Linear(1, 1).eval()
     torch.nn.init.ones_(model.weight)
     torch.nn.init.constant_(model.bias, 3.0)
-    found = hilrp.explain(model, torch.tensor([[1.0], [9.0], [-1.5], [-2.9]]), 0)
+    found = hilrp.explain(model, torch.tensor([[1.0], [9.0], [-1.5], [-2.9]]), 0, "hilrp")
     assert found.verdicts == ["absorbed", "valid", "absorbed", "inflated"]
     assert found.facts()["verdict"] == ["absorbed", "valid", "absorbed", "inflated"]
 
@@ -47,7 +47,7 @@ def test_the_naive_extension_is_degenerate():
     loaded = hilrp.load("zoo/tinyvit")
     x = loaded.batch([Image.fromarray(scene.image) for scene in Scenes(seed=1)[:4]])
     assert set(hilrp.explain(loaded.model, x, rules="naive").verdicts) == {Verdict.DEGENERATE}
-    assert Verdict.DEGENERATE not in hilrp.explain(loaded.model, x).verdicts
+    assert Verdict.DEGENERATE not in hilrp.explain(loaded.model, x, rules="hilrp").verdicts
 
 
 def test_a_part_of_an_explanation(swin, x):

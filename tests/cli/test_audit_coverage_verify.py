@@ -21,7 +21,7 @@ def invoke(*args):
 
 
 def test_audit_command():
-    result = invoke("audit", "timm/test_vit", "--batch", 1)
+    result = invoke("audit", "timm/test_vit", "--samples", 1, "--rules", "hilrp")
     assert result.exit_code == 0, result.output
     for word in (
         "timm/test_vit",
@@ -42,7 +42,9 @@ def test_audit_command_for_machines(zoo):
     sound, odd = json.loads(result.stdout)
     assert sound["passed"]
     assert sound["operations"]["linear"]["linear"] > 5
-    assert sound["kept"]["bias"]
+    assert sound["kept"] == {}
+    assert sound["relative_to"] == "the picture's mean colour"
+    assert sound["share"] == pytest.approx([1, 1], abs=1e-4)
     assert not odd["passed"]
     assert "No rule" in odd["problems"][0]
     result = invoke("audit", "no_such_model", "--json")
@@ -85,7 +87,7 @@ def test_a_factorys_model_keeps_its_type_and_its_name(tmp_path, monkeypatch):
     """The name ends in what rich would take for an emoji."""
     (tmp_path / "halves.py").write_text("import timm\ndef bug(): return timm.create_model('test_vit').half()\n")
     monkeypatch.chdir(tmp_path)
-    (facts,) = json.loads(invoke("audit", "halves:bug", "--json", "--batch", 1).stdout)
+    (facts,) = json.loads(invoke("audit", "halves:bug", "--json", "--samples", 1).stdout)
     assert facts["dtype"] == "float16"
     assert facts["inputs"] == [[1, 3, 160, 160]]
     result = invoke("coverage", "halves:bug:", "-o", tmp_path / "out")
@@ -102,7 +104,7 @@ def test_audit_command_with_bad_options(options):
 
 def test_coverage_command(tmp_path):
     out, page = tmp_path / "out", tmp_path / "page.md"
-    options = ("coverage", "timm", "--only", "test_res", "-o", out, "--batch", 1)
+    options = ("coverage", "timm", "--only", "test_res", "-o", out, "--samples", 1)
     result = invoke(*options, "--markdown", page)
     assert result.exit_code == 0, result.output
     assert "timm" in result.output

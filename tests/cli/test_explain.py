@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -17,8 +16,12 @@ import hilrp
 import hilrp.jobs.explain_files
 import hilrp.zoo.architectures
 from helpers.commands import invoke, words
+from helpers.figures import small_figure, small_places
+from hilrp.attribution.sentences import number
+from hilrp.attribution.shown import Shown
 from hilrp.attribution.verdicts import Verdict
 from hilrp.models import picture_files
+from hilrp.pages.words import meaning
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.util.atomic_files import write_whole
 
@@ -48,7 +51,8 @@ def picture(folder):
 @pytest.fixture
 def undrawn(monkeypatch):
     """What is told of these runs is not in their figures, which stay empty; they take most of the time."""
-    monkeypatch.setattr(hilrp.Explanation, "plot", lambda *args, **options: Figure(figsize=(1, 1)))
+    monkeypatch.setattr(Shown, "encoded", small_figure)
+    monkeypatch.setattr(Shown, "drawn", small_places)
 
 
 def files(path):
@@ -60,12 +64,12 @@ def test_a_folder(folder, tmp_path):
     result = invoke("explain", folder, "--model", "zoo/resnet", "-o", out)
     assert result.exit_code == 0, result.output
     assert "3 of 3 explained." in result.output
-    stems = ["0", "1", "more/2"]
-    assert files(out) == sorted(["index.html", *(f"{s}.{kind}" for s in stems for kind in ("json", "npz", "png"))])
+    stems, kinds = ["0", "1", "more/2"], ("json", "npz", "png", "details.png")
+    assert files(out) == sorted(["index.html", *(f"{stem}.{kind}" for stem in stems for kind in kinds)])
     scene = Scenes(seed=1)[2]
     facts = json.loads((out / "more/2.json").read_text())
     assert facts["names"][0] in [t.name for t in scene.things]
-    assert facts["names"][0] in result.output
+    assert facts["names"][0] in (out / "index.html").read_text()
     assert facts["residual"][0] < 1e-4
     assert facts["verdict"][0] in ("valid", "absorbed", "inflated")
     assert facts["strongest"][0]["logit"] == pytest.approx(facts["score"][0], abs=1e-5)
@@ -83,12 +87,12 @@ def test_the_page_needs_nothing_else(folder, tmp_path):
     page = (out / "index.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)[a-z]+:', page)
     assert "<script" not in page
-    assert page.count('src="data:image/') == 3
+    assert page.count('src="data:image/') == 6  # three pictures, and their details
     assert "3 of 5 explained" in page
     assert "broken &amp; torn.png" in page
     assert "missing-*.png" in page
     for word in json.loads((out / "0.json").read_text())["verdict"]:
-        assert Verdict(word).meaning in page
+        assert meaning(Verdict(word), relative=True) in page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -151,7 +155,7 @@ def test_a_run_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
     assert sum(explained) == 3
     assert "3 of 3 explained (1 of them by an earlier run)" in words(result)
     assert (out / "0.json").stat().st_mtime_ns == before
-    assert (out / "index.html").read_text().count('src="data:image/') == 3
+    assert (out / "index.html").read_text().count('src="data:image/') == 6  # three pictures, and their details
     # Another picture under the same name, another target, or the wish of the user: done again.
     Image.fromarray(Scenes(seed=1)[9].image).save(folder / "0.png")
     invoke("explain", folder, *options)
@@ -254,7 +258,7 @@ def test_stopping_keeps_what_was_done(folder, tmp_path, monkeypatch):
     assert result.exit_code == 130
     assert "2 of 3 explained." in result.output
     assert "the same command goes on" in words(result)
-    assert (tmp_path / "out/index.html").read_text().count('src="data:image/') == 2
+    assert (tmp_path / "out/index.html").read_text().count('src="data:image/') == 4
     monkeypatch.undo()
     assert "3 of 3 explained (2 of them by an earlier run)" in words(invoke("explain", *options))
 
@@ -270,7 +274,8 @@ def test_a_model_without_a_classifier(picture, tmp_path, monkeypatch):
     assert "has no classifier" in words(result)
     result = invoke("explain", picture, "--model", "mine_without_head:make", "-o", "out", "--target", "3")
     assert result.exit_code == 0, result.output
-    assert "feature 3" in result.output
+    (facts,) = (json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json"))
+    assert facts["names"] == ["feature 3"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -337,13 +342,33 @@ def test_relative_to_a_reference(folder, tmp_path, request):
         assert found["verdict"] == ["valid"]
         request.getfixturevalue("undrawn")  # from the second on
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "relative to: 1.png (" in page
-    assert f"reference {found['entries']['reference'][0]:.3f}" in page
+    assert "reference: 1.png (" in page
+    assert f"({number(found['entries']['reference'][0])} on 1.png)" in page
     assert facts()["entries"]["reference"] == facts("--reference", "mean")["entries"]["reference"]
-    assert "relative to: mean;" in (tmp_path / "out" / "index.html").read_text()
+    assert "reference: the picture&#x27;s mean colour;" in (tmp_path / "out" / "index.html").read_text()
     more = facts("--passes", "4")
     assert more["passes"] == more["settings"]["passes"] == 4
     assert more["pixels"][0] == pytest.approx(facts()["pixels"][0], rel=1e-4)
+
+
+def test_the_table_says_how_much_higher_the_score_is(picture, tmp_path, undrawn):
+    arguments = ("explain", picture, "--model", "zoo/segmenter", "-o", tmp_path / "out", "--target")
+    result = invoke(*arguments, "region:8,8,64,64:0", "--passes", 8)
+    assert result.exit_code == 0, result.output
+    (facts,) = (json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json"))
+    assert facts["difference"][0] == pytest.approx(facts["score"][0] - facts["reference_score"][0])
+    share, error = (facts["marked"][name][0] for name in ("share", "stderr"))
+    said = words(result)
+    for figure in ("score", "reference_score", "difference"):
+        assert f"{facts[figure][0]:.3f}" in said
+    part, spread = re.search(r"(\S+) % ± (\S+) %", said).groups()
+    last_digit = 10.0 ** -len(part.partition(".")[2])
+    assert [float(part), float(spread)] == pytest.approx([100 * share, 100 * error], abs=0.51 * last_digit)
+    assert float(spread) > 0
+    assert "The reference is the picture's mean colour." in said
+    plain = words(invoke(*arguments, "region:8,8,64,64:0", "--rules", "hilrp"))
+    assert "pixels'" in plain
+    assert "reference" not in plain
 
 
 def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
@@ -364,7 +389,7 @@ def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
         (["--model", "test_convnext", "--checkpoint", "missing.safetensors"], "no such file"),
         (["--model", "test_resnet", "--checkpoint", "CHECKPOINT"], "does not fit"),
         (["--model", "zoo/resnet", "--rules", "magic"], "not a preset"),
-        (["--model", "zoo/resnet", "--rules", "hilrp", "--passes", "4"], "--passes 4: use --rules secant"),
+        (["--model", "zoo/resnet", "--rules", "hilrp", "--passes", "4"], "--passes 4: --rules hilrp has no reference"),
         (["--model", "zoo/resnet", "--rules", "secant", "--passes", "3"], "come in pairs"),
         (["--model", "zoo/resnet", "--reference", "magic"], "neither an image file nor one of neutral"),
         (["--model", "zoo/resnet", "--rules", "zplus", "--reference", "mean"], "no form relative to a reference"),
@@ -377,7 +402,7 @@ def test_a_checkpoint_with_names(picture, checkpoint, tmp_path):
         (["--model", "zoo/resnet", "--target", "red star", "--against", "red star"], "contrasted with itself"),
         (["--model", "test_convnext", "--checkpoint", "CHECKPOINT", "--target", "cat"], "no names for its classes"),
         (["--model", "zoo/resnet", "--device", "abacus"], "--device abacus"),
-        (["--model", "zoo/resnt"], "Did you mean resnet, convnext"),
+        (["--model", "zoo/resnt"], "Did you mean zoo/resnet?"),
         (["--model", "zoo/resnet", "--target", "ring"], "'red ring', 'yellow ring', 'blue ring'"),
         (["--model", "zoo/resnet", "--classes", "missing.txt"], "missing.txt: not a text file"),
         (["--model", "zoo/resnet", "--classes", "CHECKPOINT"], "not a text file"),
@@ -410,7 +435,7 @@ def test_images_of_the_same_name_do_not_overwrite_each_other(picture, tmp_path):
     other.write_bytes(picture.read_bytes())
     result = invoke("explain", picture, other, "--model", "zoo/resnet", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["0-1.png", "0-2.png"]
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.json")) == ["0-1.json", "0-2.json"]
 
 
 def test_a_class_that_looks_like_mathematics_does_not_end_the_run(folder, tmp_path):

@@ -185,7 +185,7 @@ class TestMultiheadAttention:
 
         model = Model().eval()
         x = torch.randn(3, 5, 8, dtype=torch.float64)
-        found = hilrp.explain(model, x, lambda out: out[:, 0].sum(1), itemised=True)
+        found = hilrp.explain(model, x, lambda out: out[:, 0].sum(1), itemised=True, rules="hilrp")
         assert torch.equal(found.output, model(x))
         assert float(found.ledger.leak.max()) < 1e-10
         assert set(found.ledger.entries) == {"attention: linear (bias)", "attention: linear #2 (bias)"}

@@ -129,7 +129,7 @@ def test_named_modules_run_again_and_no_others() -> None:
     model, x, runs = a_model(**VIT), some_input(64), []
     for i, block in enumerate(model.blocks):
         block.register_forward_hook(lambda *_, i=i: runs.append(i))
-    explainer = hilrp.Explainer(model, audit="off", recompute=["blocks.1", "blocks.2"])
+    explainer = hilrp.Explainer(model, audit="off", recompute=["blocks.1", "blocks.2"], rules="hilrp")
     explainer.explain(x, 0)
     assert sorted(runs) == [0, 1, 1, 1, 2, 2, 2, 3]  # the first time it is found out what they return
     runs.clear()
@@ -226,9 +226,10 @@ class Once(nn.Module):
         return self.a(x)
 
 
-def test_a_module_that_can_not_run_a_second_time_is_named() -> None:
+@pytest.mark.parametrize("rules", ["hilrp", "secant"])
+def test_a_module_that_can_not_run_a_second_time_is_named(rules) -> None:
     with pytest.raises(hilrp.ModelError, match=r"`part` could not run a second time: TypeError: no cache.*recompute="):
-        hilrp.Explainer(Around(Once()).double().eval(), recompute=["part"]).explain(some_input(4))
+        hilrp.Explainer(Around(Once()).double().eval(), rules, recompute=["part"]).explain(some_input(4))
 
 
 class Attending(nn.Module):
@@ -255,7 +256,9 @@ class Inner(nn.Module):
 
 def test_inputs_that_are_one_tensor_stay_one() -> None:
     model, x = Around(Attending()).double().eval(), some_input(4)
-    before, after = (hilrp.Explainer(model, audit="off", recompute=c).explain(x, 1) for c in (None, ["part.inner"]))
+    before, after = (
+        hilrp.Explainer(model, audit="off", recompute=c, rules="hilrp").explain(x, 1) for c in (None, ["part.inner"])
+    )
     assert model.part.same == [True] * 4
     assert torch.allclose(before.relevance, after.relevance, rtol=1e-12)
 

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hilrp
 from helpers.models import small_classifier, small_swin
 from hilrp import Chains
-from hilrp.attribution import explainer
 from hilrp.engine.tape import Names, OtherWay, Tape, Tapes, described
 
 
@@ -32,7 +31,7 @@ class Counting(TorchDispatchMode):
 
 def unshared(monkeypatch):
     """Passes that run on their references themselves."""
-    monkeypatch.setattr(explainer, "Tapes", lambda *_: Tapes())
+    monkeypatch.setattr("hilrp.engine.tape.Tapes", lambda *_: Tapes())
 
 
 def test_each_state_runs_once():

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 
 from fuzz.checks import Case
 from hilrp.method.table import TABLE
@@ -104,11 +108,23 @@ def table_name(operation: str) -> str | None:
     return name if name in TABLE else None
 
 
+@contextmanager
+def _no_search_for_a_test() -> Iterator[None]:
+    """Torch looks through the stack for the `unittest.TestCase` that asks for samples, which takes most of the time.
+
+    Here there is none, which is what it would find.
+    """
+    with ExitStack() as patches:
+        for module in (common_utils, core):
+            patches.enter_context(patch.object(module, "extract_test_fn", lambda: None))
+        yield
+
+
 @lru_cache(maxsize=64)
 def samples(operation: str) -> list[Any]:
     """The operation's samples in double precision."""
     torch.manual_seed(0)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _no_search_for_a_test():
         warnings.simplefilter("ignore")
         return list(itertools.islice(operations()[operation].sample_inputs("cpu", torch.float64), SAMPLES))
 

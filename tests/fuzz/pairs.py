@@ -1,6 +1,7 @@
 """Programs checked in pairs.
 
-In place and out of place, batched and alone, itemised and in total, plain and with a dead branch.
+In place and out of place, batched and alone, itemised and in total, plain and with a dead branch, relative to one
+reference for all samples and to the same for each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fuzz.checks import (
     check_reference,
     check_same,
     digits_lost,
+    explain,
     gradient_times_input,
     ill_conditioned,
     references,
@@ -139,7 +141,25 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
             findings += check_same(
                 f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score, lost
             )
-    return findings
+    return findings + (_shared(case, twin, name, kind, reference[-1:]) if program.batch > 1 else [])
+
+
+def _shared(case: Case, twin: Case, name: str, kind: str, reference: torch.Tensor) -> list[Finding]:
+    """One reference for all samples, which runs as one of them, and the same one for each."""
+    each = torch.empty_like(case.x).copy_(reference)
+    with torch.no_grad():
+        if not bool(run(case.model, each).isfinite().all()) or ill_conditioned(case, twin, each):
+            return []
+    findings, expected = check_reference(case, name, each)
+    if expected is None:
+        return findings
+    found = explain(case, RELATIVE[name], reference)
+    if isinstance(found, Finding):
+        return [*findings, Finding(f"{found.kind}, shared reference", f"[{kind}] {found.detail}")]
+    if found is None:
+        return [*findings, Finding("refusal, shared reference", f"[{kind}] one for each is explained")]
+    kind = f"a shared reference and one each ({name}, {kind})"
+    return findings + check_same(kind, found.relevance, expected.relevance, found.score, digits_lost(case, each))
 
 
 def shrunk(program: Program, kind: str) -> Program:

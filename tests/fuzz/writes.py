@@ -48,6 +48,14 @@ def _mask(rand: Any, shape: Shape) -> list[Tensor]:
     return [rand(*shape) > 0.3]
 
 
+def joined(*parts: Tensor) -> Tensor:
+    """Parts along the second axis, without those that are empty.
+
+    Through an empty part the graph would lead to layers that are overwritten as a whole, and they would count.
+    """
+    return torch.cat([part for part in parts if part.numel()], 1)
+
+
 def _assign(t: Tensor, c: list[Tensor], o: Tensor) -> None:
     t[...] = o
 
@@ -57,7 +65,7 @@ def _assign_first(t: Tensor, c: list[Tensor], o: Tensor) -> None:
 
 
 def _first(t: Tensor, c: list[Tensor], o: Tensor) -> Tensor:
-    return torch.cat([o[:, -1:].expand(t.shape[0], 1, *t.shape[2:]), t[:, 1:]], 1)
+    return joined(o[:, -1:].expand(t.shape[0], 1, *t.shape[2:]), t[:, 1:])
 
 
 def _assign_masked(t: Tensor, c: list[Tensor], o: Tensor) -> None:
@@ -138,21 +146,21 @@ WRITES: dict[str, Write] = {
     ),
     "[:, indices] =": Write(
         _assign_rows,
-        lambda t, c, o: torch.cat([t[:, :-1], o[:, -1:] - 1], 1),
+        lambda t, c, o: joined(t[:, :-1], o[:, -1:] - 1),
         operands=1,
         same_shape=True,
         homogeneous=True,
     ),
     "index_add_": Write(
         lambda t, c, o: t.index_add_(1, _index(t), o[:, :1]),
-        lambda t, c, o: torch.cat([t[:, :-1], t[:, -1:] + o[:, :1]], 1),
+        lambda t, c, o: joined(t[:, :-1], t[:, -1:] + o[:, :1]),
         operands=1,
         same_shape=True,
         homogeneous=True,
     ),
     "index_copy_": Write(
         lambda t, c, o: t.index_copy_(1, _index(t), o[:, :1]),
-        lambda t, c, o: torch.cat([t[:, :-1], o[:, :1]], 1),
+        lambda t, c, o: joined(t[:, :-1], o[:, :1]),
         operands=1,
         same_shape=True,
         homogeneous=True,

@@ -25,7 +25,7 @@ def begun(controller: Controller, model: str = "zoo/swin") -> Session:
     return session
 
 
-def asked(controller: Controller, model: str, target: str | None = None, **more: str) -> Result:
+def asked(controller: Controller, model: str, target: str | None = None, **more: str | int | None) -> Result:
     session = begun(controller, model)
     session.target = target or session.target
     controller.ask(session, **more)

@@ -169,7 +169,7 @@ def test_the_slope_is_not_kept(activation):
     epsilon, _ = kept_by(model, x, Rules(linear="epsilon"))
     assert epsilon == 5 * 4 * 32
     relevance, _ = run.backward()
-    assert torch.equal(relevance, hilrp.explain(model, x, 1, stages=None).relevance)
+    assert torch.equal(relevance, hilrp.explain(model, x, 1, stages=None, rules="hilrp").relevance)
 
 
 def test_signs_are_those_of_an_output_that_is_kept_anyway():
@@ -219,9 +219,9 @@ def test_gamma_after_a_layer_that_waits(between):
 def test_in_bfloat16():
     """What runs again in the backward pass runs in the types of the forward pass."""
     model, x = nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 3)).eval(), torch.randn(4, 6)
-    exact = hilrp.explain(model.to(F64), x.to(F64), 1, stages=None).relevance
+    exact = hilrp.explain(model.to(F64), x.to(F64), 1, stages=None, rules="hilrp").relevance
     model.float()
     with torch.autocast("cpu", torch.bfloat16):
-        found = hilrp.explain(model, x, 1, stages=None)
+        found = hilrp.explain(model, x, 1, stages=None, rules="hilrp")
     error = (found.relevance.double() - exact).norm() / exact.norm()
     assert 1e-6 < float(error) < 0.03

@@ -237,7 +237,7 @@ def test_lstm_conserves():
     lstm = nn.LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True).double()
     head = nn.Linear(8, 3).double()
     model = Apply(lambda x: head(lstm(x)[0].mean(1))).eval()
-    found = hilrp.explain(model, torch.randn(2, 6, 5, dtype=F64), 1, itemised=True)
+    found = hilrp.explain(model, torch.randn(2, 6, 5, dtype=F64), 1, itemised=True, rules="hilrp")
     assert float(found.ledger.residual.max()) < 1e-10
     assert float(found.ledger.leak.max()) < 1e-10
     assert float(found.relevance.abs().sum()) > 0

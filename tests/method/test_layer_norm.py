@@ -48,7 +48,9 @@ def test_the_value_is_torchs_to_the_bit(order, shape, dtype):
     for weight, bias in ((True, True), (True, False), (False, False)):
         model = Normalised(SHAPES[shape], order, weight, bias).to(dtype).eval()
         x = given(SHAPES[shape], dtype)
-        found = hilrp.explain(model, x, weighted, stages=None, audit="off" if dtype == torch.bfloat16 else "strict")
+        found = hilrp.explain(
+            model, x, weighted, stages=None, audit="off" if dtype == torch.bfloat16 else "strict", rules="hilrp"
+        )
         assert torch.equal(found.output, model(x))
         assert found.output.stride() == model(x).stride()
 
@@ -61,7 +63,9 @@ def test_relevance_by_the_textbook(order, shape, weight, bias, dtype):
     """``R = x D / std``, the gradient ``D = v w - mean(v w)`` over the normalised axes, and ``v b`` for the shift."""
     own = SHAPES[shape]
     model, x = Normalised(own, order, weight, bias).to(dtype).eval(), given(own, dtype)
-    found = hilrp.explain(model, x, weighted, stages=None, audit="off" if dtype == torch.bfloat16 else "strict")
+    found = hilrp.explain(
+        model, x, weighted, stages=None, audit="off" if dtype == torch.bfloat16 else "strict", rules="hilrp"
+    )
 
     axes = tuple(range(-len(own), 0))
     a = ORDERS[order](x.double())
@@ -87,11 +91,15 @@ def test_under_autocast(order, dtype):
     model = Normalised((12,), order, True, True).eval()
     x = given((12,), dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        found = hilrp.explain(model, x, weighted, stages=None, audit="off" if dtype == torch.bfloat16 else "strict")
+        found = hilrp.explain(
+            model, x, weighted, stages=None, audit="off" if dtype == torch.bfloat16 else "strict", rules="hilrp"
+        )
         value = model(x)
     assert torch.equal(found.output, value)
     assert found.output.dtype == value.dtype
-    exact = hilrp.explain(model.double(), x.double(), lambda out: weighted(out.double()), stages=None).relevance
+    exact = hilrp.explain(
+        model.double(), x.double(), lambda out: weighted(out.double()), stages=None, rules="hilrp"
+    ).relevance
     assert float((found.relevance.double() - exact).norm() / exact.norm()) < 3e-2
 
 
@@ -101,9 +109,11 @@ def test_a_norm_between_layers(dtype):
     for norm in (model[1], model[3]):
         nn.init.normal_(norm.weight)
     model, x = model.eval().to(dtype), torch.randn(3, 7, 6).to(dtype)
-    found = hilrp.explain(model, x, lambda out: out[:, :, 1].float().sum(1), stages=None)
+    found = hilrp.explain(model, x, lambda out: out[:, :, 1].float().sum(1), stages=None, rules="hilrp")
     assert torch.equal(found.output, model(x))
-    exact = hilrp.explain(model.double(), x.double(), lambda out: out[:, :, 1].sum(1), stages=None, itemised=True)
+    exact = hilrp.explain(
+        model.double(), x.double(), lambda out: out[:, :, 1].sum(1), stages=None, itemised=True, rules="hilrp"
+    )
     assert float(exact.ledger.leak.max()) < 1e-12
     bound = {torch.float64: 1e-13, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
     assert float((found.relevance.double() - exact.relevance).norm() / exact.relevance.norm()) < bound

@@ -223,4 +223,4 @@ def test_the_table():
 def test_a_leak_that_cancels_is_found_by_itemised_books():
     model = Block(lambda x: x + torch.special.i0(x) - torch.special.i0(x.flip(1)).flip(1)).double().eval()
     with hilrp.register(torch.special.i0, "reindexing"), raises(hilrp.BooksError, "i0"):
-        hilrp.explain(model, X.double(), 0, itemised=True)
+        hilrp.explain(model, X.double(), 0, itemised=True, rules="hilrp")

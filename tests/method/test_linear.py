@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import zennit.rules
@@ -9,14 +11,18 @@ from torch import nn
 
 import hilrp
 from helpers.layers import LAYERS
-from hilrp.verify import textbook
+from hilrp.verify import closed_forms, textbook
 
 RULES = {
     "epsilon": hilrp.Rules(linear="epsilon"),
     "gamma": hilrp.Rules(linear="gamma", gamma=0.25),
     "gamma_weights": hilrp.Rules(linear="gamma_weights", gamma=0.25, epsilon=1e-12),
+    "gamma_weights_bias": hilrp.Rules(linear="gamma_weights_bias", gamma=0.25, epsilon=1e-12),
     "zplus": hilrp.Rules(linear="zplus", epsilon=1e-12),
+    "zplus_weights": hilrp.Rules(linear="zplus_weights", epsilon=1e-12),
 }
+#: Those of the paper's equations: the stabiliser is added as it is.
+PRINTED = ("gamma_weights", "zplus_weights")
 #: zennit's rules with a stabiliser that is as good as none, like ours.
 ZENNIT = {
     "epsilon": lambda: zennit.rules.Epsilon(epsilon=1e-30),
@@ -58,7 +64,8 @@ def test_agrees_with_the_textbook(layer, rule):
             z = textbook.contributions(matrix, constant, x[sample])
             shares = getattr(textbook, rule)(z, weights)
             relevance = (module(x[sample : sample + 1]) * model.v).reshape(-1)
-            expected = textbook.redistribute(shares, relevance, 1e-12 if rule in ("zplus", "gamma_weights") else 0.0)
+            stabiliser = 0.0 if rule in ("epsilon", "gamma") else 1e-12
+            expected = textbook.redistribute(shares, relevance, stabiliser, signed=rule not in PRINTED)
             torch.testing.assert_close(found.relevance[sample].reshape(-1), expected, rtol=1e-10, atol=1e-10)
 
 
@@ -78,6 +85,37 @@ def test_agrees_with_zennit(layer, rule):
     finally:
         handles.remove()
     torch.testing.assert_close(found.relevance, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [(nn.Linear(6, 5), (6,)), (nn.Conv2d(3, 4, 3, stride=2, padding=1), (3, 5, 5))],
+    ids=["lin", "conv"],
+)
+@pytest.mark.parametrize("rule", PRINTED)
+def test_the_printed_equations_on_layers_with_bias(module, shape, rule):
+    """Eq. (6) and Eqs. (3) and (4), index by index, at signed inputs: no bias in them, and a stabiliser that counts."""
+    module, epsilon = copy.deepcopy(module).double().eval(), 0.01
+    model, x = Weighted(module, shape).eval(), torch.randn(1, *shape, dtype=torch.float64)
+    rules = hilrp.Rules(linear=rule, gamma=0.25, epsilon=epsilon)
+    found = hilrp.explain(model, x, target=lambda out: out, rules=rules, stages=None, itemised=True)
+
+    with torch.no_grad():
+        constant = module(torch.zeros_like(x))
+        matrix = textbook.matrix_of(lambda a: module(a) - constant, shape)
+        relevance = (module(x) * model.v).flatten().tolist()
+    entries = [(i, j, float(w)) for i, row in enumerate(matrix) for j, w in enumerate(row) if w]
+    a = x.flatten().tolist()
+    expected = (
+        closed_forms.gamma_rule(entries, a, relevance, 0.25, epsilon)
+        if rule == "gamma_weights"
+        else closed_forms.zplus_rule(entries, a, relevance, epsilon)
+    )
+    torch.testing.assert_close(
+        found.relevance.flatten(), torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-10
+    )
+    assert float(constant.abs().max()) > 0.1  # the bias is there, and what it adds goes to the inputs
+    assert float(found.ledger.residual) < 1e-12
 
 
 def test_whole_convolutional_net_agrees_with_zennit():
@@ -105,7 +143,7 @@ def test_whole_convolutional_net_agrees_with_zennit():
     torch.testing.assert_close(found.relevance, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("rule", ["gamma", "zplus", "gamma_weights"])
+@pytest.mark.parametrize("rule", ["gamma", "zplus", "zplus_weights", "gamma_weights", "gamma_weights_bias"])
 @pytest.mark.parametrize("form", ["matmul", "einsum", "tensor @ weight"])
 def test_products_with_a_constant_are_linear_maps(rule, form):
     """x @ W and its kin get the same rule as nn.Linear."""

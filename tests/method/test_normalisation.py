@@ -80,7 +80,7 @@ def test_norms_of_groups_by_hand(norm, groups):
         nn.init.normal_(parameter)
     x, g = torch.randn(2, 6, 4, 4, dtype=F64), torch.randn(2, 6, 4, 4, dtype=F64)
     model = nn.Sequential(norm, Apply(lambda t: t * g)).eval()
-    found = hilrp.explain(model, x, lambda out: out.flatten(1).sum(1), stages=None, itemised=True)
+    found = hilrp.explain(model, x, lambda out: out.flatten(1).sum(1), stages=None, itemised=True, rules="hilrp")
     assert float(found.ledger.residual.max()) < 1e-10
     assert float(found.ledger.leak.max()) < 1e-10
     spread = (x.reshape(2, groups, -1).var(-1, unbiased=False) + norm.eps).sqrt()

@@ -212,7 +212,7 @@ def test_reindexing_conserves_for_each_sample(form):
             return y @ weights[: y.shape[1]]
 
     model = Model().eval()
-    found = hilrp.explain(model, x, lambda out: out, stages=None, itemised=True)
+    found = hilrp.explain(model, x, lambda out: out, stages=None, itemised=True, rules="hilrp")
     assert torch.equal(found.output, model(x))
     assert float(found.ledger.leak.max()) < 1e-10
     assert float(found.ledger.residual.max()) < 1e-10
@@ -226,7 +226,7 @@ def test_where_the_batch_cannot_be_followed_the_samples_are_explained_one_by_one
 
     model = Loop().eval()
     x = torch.randn(3, 2, 4).double()
-    found = hilrp.explain(model, x, lambda out: out)
+    found = hilrp.explain(model, x, lambda out: out, rules="hilrp")
     assert float(found.ledger.residual.max()) < 1e-10
     torch.testing.assert_close(found.ledger.entries["constant"], torch.full((3,), 4.0).double())
     assert any("backward pass per sample" in note for note in found.notes)

@@ -271,10 +271,30 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch, picture):
     assert loaded.index("b") == 1
     assert loaded.batch([picture]).shape == (1, 3, 2, 2)
     assert loaded.preprocess.picture(loaded.batch([picture])) is None
-    with pytest.raises(InputError, match="without its own preprocessing"):
+    with pytest.raises(InputError, match="returned Sequential: how pictures are prepared for it isn't known"):
         hilrp.load("mine_to_load:bad")
     with pytest.raises(InputError, match="loads its own weights"):
         hilrp.load("mine_to_load:good", tmp_path / "w.pt")
+
+
+def test_a_model_of_timm_alone_knows_its_preprocessing(tmp_path, monkeypatch, picture):
+    (tmp_path / "mine_of_timm.py").write_text(
+        "import timm\n"
+        "def plain(): return timm.create_model('test_convnext', num_classes=7)\n"
+        "def small(): return timm.create_model('test_vit', img_size=96)\n"
+        "def bare(): return timm.models.VisionTransformer(img_size=32, depth=1, embed_dim=8, num_heads=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    loaded = hilrp.load("mine_of_timm:plain")
+    config = timm.data.resolve_data_config({}, model=loaded.model)
+    assert torch.equal(loaded.preprocess(picture), timm.data.create_transform(**config)(picture))
+    assert (loaded.preprocess.mean, loaded.classes) == (config["mean"], None)
+    assert not loaded.model.training
+    small = hilrp.load("mine_of_timm:small")  # its configuration says 160
+    assert small.model(small.batch([picture])).shape == (1, 1000)
+    assert len(small.classes) == 1000
+    with pytest.raises(InputError, match="how pictures are prepared for it isn't known"):
+        hilrp.load("mine_of_timm:bare")
 
 
 def test_without_a_connection_the_message_says_what_to_do(monkeypatch):
@@ -290,6 +310,19 @@ def test_without_a_connection_the_message_says_what_to_do(monkeypatch):
 def test_unknown_names(name):
     with pytest.raises(InputError, match=r"no model of that name|none of the libraries"):
         hilrp.load(name)
+
+
+def test_near_names_come_first():
+    with pytest.raises(InputError, match=r"Did you mean zoo/swin[,?]"):
+        hilrp.load("zoo/swinn")
+
+
+def test_a_file_for_a_name(tmp_path):
+    file = tmp_path / "weights.safetensors"
+    file.touch()
+    for name in (str(file), f"resnet18@{file}"):
+        with pytest.raises(InputError, match=r"that is a file of weights.*checkpoint="):
+            hilrp.load(name)
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import hilrp
@@ -54,7 +56,7 @@ def test_a_factory(tmp_path, monkeypatch):
     (tmp_path / "own_models.py").write_text(
         "import torch\n"
         "def plain(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224, 2))\n"
-        "def full(): return torch.nn.Conv2d(3, 4, 3), torch.ones(2, 3, 8, 8), lambda out: out[:, 1].mean((1, 2))\n"
+        "def full(): return torch.nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8), lambda out: out[:, 1].mean((1, 2))\n"
         "def wrong(): return 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -65,6 +67,37 @@ def test_a_factory(tmp_path, monkeypatch):
     assert hilrp.audit(built.model, built.inputs, built.target).passed
     with raises(hilrp.InputError, "int", "torch.nn.Module"):
         build("own_models:wrong")
+
+
+def test_what_can_be_explained_can_be_audited(tmp_path, monkeypatch):
+    """Functions that return a model with its preprocessing, and checkpoints."""
+    (tmp_path / "explained_models.py").write_text(
+        "import hilrp, torch\n"
+        "net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).eval()\n"
+        "def turn(image): return torch.tensor([0.01 * c for c in image.resize((4, 1)).convert('L').getdata()] * 3)\n"
+        "def pair(): return net, turn\n"
+        "def loaded(): return hilrp.load('zoo/resnet')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name, shape in (("pair", (2, 12)), ("loaded", (2, 3, 128, 128))):
+        built = build(f"explained_models:{name}", batch=2)
+        assert built.inputs.shape == shape
+        assert not torch.equal(built.inputs[0], built.inputs[1])
+        assert hilrp.audit(built.model, built.inputs, built.target).passed
+
+
+def test_weights_of_a_file(tmp_path):
+    model = timm.create_model("test_vit", num_classes=7)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    built = build("test_vit", checkpoint=tmp_path / "w.safetensors", batch=2)
+    assert built.pretrained
+    assert torch.equal(built.model.head.weight, model.head.weight)
+    assert built.inputs.shape == (2, 3, 160, 160)
+    assert hilrp.audit(built.model, built.inputs, built.target).passed
+    assert build("test_vit", checkpoint=tmp_path / "w.safetensors", size=64).inputs.shape == (1, 3, 64, 64)
+    save_file(hilrp.load("zoo/resnet").model.state_dict(), tmp_path / "zoo.safetensors")
+    with raises(hilrp.InputError, "--size 64", "zoo/resnet"):
+        build("zoo/resnet", checkpoint=tmp_path / "zoo.safetensors", size=64)
 
 
 def test_a_factorys_weights_stay_as_they_are(tmp_path, monkeypatch):

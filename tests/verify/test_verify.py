@@ -9,9 +9,12 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
 
 import hilrp
 from helpers.real_data import shared
@@ -39,8 +42,24 @@ def test_the_closed_forms_account_for_the_stabiliser(monkeypatch):
     """Without the engine's epsilon in the equation, the difference is far above the bound."""
     monkeypatch.setattr(reduction, "EPSILON", 0.0)
     row = reduction.check(reduction.merging())
-    assert row.errors["z+"] > 1e-9
+    assert row.errors["z+, as printed"] > 1e-9
+    assert row.errors["gamma, as printed"] > 1e-9
     assert row.verdict == "failed"
+
+
+@pytest.mark.parametrize(("instead", "wrong"), [("zplus", "z+, as printed"), ("zplus_weights", "z+ of contributions")])
+def test_on_signed_inputs_positive_weights_are_not_positive_contributions(monkeypatch, instead, wrong):
+    monkeypatch.setitem(reduction.RULES, wrong, hilrp.Rules(linear=instead))
+    row = reduction.check(reduction.merging())
+    assert row.errors[wrong] > 0.1
+    assert row.verdict == "failed"
+
+
+def test_the_printed_rules_have_no_bias(monkeypatch):
+    """The engine's variant that counts it is not the equation, on the operator that has one."""
+    monkeypatch.setitem(reduction.RULES, "gamma, as printed", hilrp.Rules(gamma=0.25, linear="gamma_weights_bias"))
+    assert reduction.check(reduction.embedding()).errors["gamma, as printed"] > 1e-3
+    assert reduction.check(reduction.merging()).errors["gamma, as printed"] < 1e-3  # it has none
 
 
 def test_a_matrix_with_two_tokens_swapped_is_noticed():
@@ -165,6 +184,23 @@ def test_maps_of_real_weights_follow_the_image(monkeypatch):
     assert 0 < row.errors["drift"] < 0.5
 
 
+def test_swin_t_is_shifted_by_windows(monkeypatch, tmp_path):
+    """The paper's model, with its name and shifts; small, and with random weights."""
+    name = "swin_tiny_patch4_window7_224"
+    options, cell, shifts = transfer.MODELS[name]
+    assert (options, cell) == ({}, 4)
+    assert all(shift % (7 * cell) == 0 for shift in shifts)
+    small = {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (2, 2, 2, 2)}
+    save_file(timm.create_model(name, **small).state_dict(), tmp_path / f"{name}.safetensors")
+    noise = Image.fromarray(torch.randint(0, 256, (64, 64, 3), dtype=torch.uint8).numpy())
+    noise.save(tmp_path / "a.png")
+    (tmp_path / "index.json").write_text('[{"file": "a.png"}, {"file": "a.png"}]')
+    monkeypatch.setitem(transfer.MODELS, name, (small, cell, shifts))
+    rows = list(transfer.check(name, tmp_path, tmp_path))
+    assert [row.name for row in rows] == [f"transfer, {name}, {shift} px" for shift in (28, 56, 112)]
+    assert {row.verdict for row in rows} == {"measured"}
+
+
 def test_a_report_is_json_and_names_what_failed():
     rows = [
         Row("good", {"residual": 1e-16}, {"residual": 1e-11}),
@@ -207,7 +243,9 @@ def test_verify_fails_with_a_wrong_rule_and_says_so():
     with hilrp.register(torch.nn.functional.linear, "reindexing"):  # the raw gradient: closed books, another rule
         report = verify(["reduction"])
     assert not report.passed
-    assert any(failure.startswith("Resolution reduction, patch merging: z+ is ") for failure in report.failures)
+    assert any(
+        failure.startswith("Resolution reduction, patch merging: z+, as printed is ") for failure in report.failures
+    )
     assert json.dumps(report.as_dict(), allow_nan=False)
     with hilrp.register(torch.nn.functional.linear, "stop"):  # nothing left to explain
         report = verify(["reduction"])

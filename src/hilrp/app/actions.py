@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hilrp.app.controller import Controller
+from hilrp.app.relative import PASSES, reference_of
 from hilrp.app.sessions import Session
 from hilrp.app.uploads import Uploads
 from hilrp.util.errors import InputError
@@ -81,9 +82,23 @@ class Actions:
         """A caption was typed."""
         self.controller.ask(session, target=f"text:{text}", against=None)
 
-    def rules(self, session: Session, rules: str, reference: str | None) -> None:
-        """Other rules or another reference were chosen."""
+    def rules(self, session: Session, rules: str) -> None:
+        """Other rules were chosen: they begin with a reference of their own, or with none."""
+        self._relative(session, rules, reference_of(rules))
+
+    def reference(self, session: Session, reference: str | None) -> None:
+        """Something else was chosen that relevance is relative to; or nothing."""
+        self._relative(session, session.rules, reference or reference_of(session.rules))
+
+    def _relative(self, session: Session, rules: str, reference: str | None) -> None:
         try:
-            self.controller.ask(session, rules=rules, reference=reference or None)
+            passes = 1 if reference is None else session.passes
+            self.controller.ask(session, rules=rules, reference=reference, passes=passes)
         except InputError as error:
             raise InputError(f"Rules {rules} relative to {reference or 'nothing'}: {error}") from error
+
+    def passes(self, session: Session, passes: int | None) -> None:
+        """Another number of passes was chosen."""
+        if passes not in PASSES:
+            raise InputError(f"passes {passes}: choose from {', '.join(map(str, PASSES))}.")
+        self.controller.ask(session, passes=passes)

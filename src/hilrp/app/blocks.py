@@ -5,25 +5,25 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 from typing import Any
 
 import gradio as gr
 
 from hilrp.app.actions import Actions
 from hilrp.app.comparison import CHOSEN, Compared, choices
+from hilrp.app.components import frame, links, marks, models, passes, references, said, wanted
+from hilrp.app.controller import not_comparable
 from hilrp.app.pictures import scenes
-from hilrp.app.problems import shown
-from hilrp.app.results import KINDS
+from hilrp.app.relative import PASSES
 from hilrp.app.sessions import Session, Sessions
+from hilrp.app.stopping import Stopped
 from hilrp.app.table import comparison_table
-from hilrp.attribution.references import NAMED
 from hilrp.method.rules import PRESETS
 from hilrp.util.errors import HilrpError
 
 #: So many classes are offered by name; others can be typed.
 _OFFERED = 1000
-_NOTHING = "\u2014"
+_NOTHING = "no other class"
 #: Gradio finds it among a handler's defaults, and shows what it is told.
 _PROGRESS = gr.Progress()
 
@@ -42,26 +42,31 @@ class _Page:
         self.actions, self.controller, self.sessions = actions, actions.controller, sessions
         with gr.Blocks(title="HiLRP", analytics_enabled=False, fill_width=True) as self.blocks:
             gr.HTML(
-                '<div id="head"><b>HiLRP</b> What in the picture speaks for the prediction, and where every part of '
-                "the score went. "
+                '<div id="head"><b>HiLRP</b> How much higher a score is on this picture than on one that shows '
+                "nothing, and where in the picture the difference comes from. "
                 "Pictures stay on this machine and are forgotten when the tab is closed.</div>"
             )
             with gr.Row():
                 with gr.Column(scale=1, min_width=300):
                     self._pictures()
                     self._models()
-                with gr.Column(scale=3, min_width=420):
+                with gr.Column(scale=3, min_width=320):
                     self.status = gr.HTML(elem_id="status")
                     self._questions()
                     with gr.Tabs():
                         with gr.Tab("Explanation"):
+                            self.cancel = gr.Button("Cancel", size="sm", elem_id="cancel-passes")
                             self.viewer = gr.HTML(elem_id="viewer")
                         with gr.Tab("Compare methods"):
                             self._comparison()
-                        with gr.Tab("Take away"):
+                        with gr.Tab("Export"):
                             self.exports = gr.HTML(elem_id="exports")
                             self.code = gr.Code(
-                                label="The same in Python", language="python", interactive=False, elem_id="code"
+                                label="The same in Python",
+                                language="python",
+                                interactive=False,
+                                wrap_lines=True,
+                                elem_id="code",
                             )
             self.style = gr.HTML(elem_id="marks")
 
@@ -69,7 +74,7 @@ class _Page:
         self.files = gr.File(label="Drop pictures here", file_count="multiple", height=150, elem_id="upload")
         self.scene = gr.Dropdown(scenes(), value=None, label="or take a scene whose truth is known", elem_id="scene")
         self.pictures = gr.Radio([], label="Pictures", elem_id="pictures")
-        self.remove = gr.Button("Take this picture away", size="sm", elem_id="remove")
+        self.remove = gr.Button("Remove this picture", size="sm", elem_id="remove")
 
     def _models(self) -> None:
         names = self.controller.models.names()
@@ -81,6 +86,9 @@ class _Page:
             "which needs a connection the first time.",
             elem_id="published",
         )
+        start = Session(**vars(self.sessions.start))
+        self.reference = references(start, label="Compare the score with that on", elem_id="reference")
+        self.passes = gr.Radio(PASSES, value=start.passes, label="Passes", elem_id="passes")
         with gr.Accordion("Weights of your own", open=False):
             self.architecture = gr.Textbox(
                 label="Architecture", placeholder="resnet50, zoo/resnet, ...", elem_id="architecture"
@@ -91,13 +99,13 @@ class _Page:
             )
             self.load = gr.Button("Load these weights", elem_id="load")
         with gr.Accordion("Rules", open=False):
-            self.rules = gr.Dropdown(list(PRESETS), value="hilrp", label="Rules", elem_id="rules")
-            self.reference = gr.Dropdown(
-                [(_NOTHING, ""), *((name, name) for name in NAMED)],
-                value="",
-                label="Relative to",
-                info="The pixels then hold the difference to the score of that picture.",
-                elem_id="reference",
+            self.rules = gr.Dropdown(
+                list(PRESETS),
+                value=start.rules,
+                label="Rules",
+                info="secant adds up to the difference. hilrp is the paper\u2019s: it splits the score itself, and "
+                "constants of the model keep a part.",
+                elem_id="rules",
             )
 
     def _questions(self) -> None:
@@ -125,7 +133,8 @@ class _Page:
         self.methods = gr.CheckboxGroup(choices(), value=list(CHOSEN), label="Methods", elem_id="methods")
         with gr.Row():
             self.compare = gr.Button("Compare on the class that is explained", variant="primary", elem_id="compare")
-            self.cancel = gr.Button("Cancel", elem_id="cancel")
+            self.stop = gr.Button("Cancel", elem_id="cancel")
+        self.why = gr.HTML(elem_id="why")
         self.compared = gr.HTML(elem_id="compared")
 
     # What is done ---------------------------------------------------------------------------------------------------
@@ -150,12 +159,14 @@ class _Page:
             self._on(self.against.input, do.against, [self.against])
             self._on(self.region.submit, do.region, [self.region])
             self._on(self.caption.submit, do.caption, [self.caption])
-            self._on(self.rules.input, do.rules, [self.rules, self.reference])
-            self._on(self.reference.input, do.rules, [self.rules, self.reference])
+            self._on(self.rules.input, do.rules, [self.rules])
+            self._on(self.reference.input, do.reference, [self.reference])
+            self._on(self.passes.input, do.passes, [self.passes])
+            self.cancel.click(self._cancel, [], [], queue=False, api_visibility="private")
             # The order to stop is renewed at once: one that comes while this waits in the queue is heeded.
             begun = self.compare.click(self._renew, [], [], queue=False, api_visibility="private")
             begun.then(self._compare, [self.methods], [self.compared], api_visibility="private", concurrency_limit=8)
-            self.cancel.click(self._cancel, [], [], queue=False, api_visibility="private")
+            self.stop.click(self._stop, [], [], queue=False, api_visibility="private")
             self.blocks.unload(self._close)
 
     def _on(
@@ -163,14 +174,20 @@ class _Page:
     ) -> None:
         """Lets an event change the session of its tab; what is wrong is told above the explanation."""
 
-        def handle(request: gr.Request, *values: Any) -> dict[Any, Any]:
+        def handle(request: gr.Request, progress: Any = _PROGRESS, *values: Any) -> dict[Any, Any]:
             session = self._session(request)
             session.stop.set()  # a comparison is of what was there before
             with session.lock:
                 if session.gone.is_set():
                     return {self.status: ""}
+                session.cancelled.clear()
+                session.progress = lambda done, count: progress((done, count), desc="Running the model", unit="passes")
                 try:
                     problems = action(session, *values) or []
+                except Stopped:
+                    if session.gone.is_set():
+                        return {self.status: ""}
+                    problems = ["Cancelled. The page shows the last explanation that was finished."]
                 except HilrpError as error:
                     problems = [str(error)]
                 except Exception as error:  # models are anybody's
@@ -216,13 +233,16 @@ class _Page:
                 progress((len(found), len(names)), desc=f"{found[-1].method.title} done", unit="methods")
                 yield comparison_table(found, result, names[len(found) :])
         except HilrpError as error:
-            yield _said([str(error)])
+            yield said([str(error)])
             return
         if stop.is_set():
-            yield comparison_table(found, result, stopped=True) if found else _said(["Stopped."])
+            yield comparison_table(found, result, stopped=True) if found else said(["Stopped."])
+
+    def _stop(self, request: gr.Request) -> None:
+        self._session(request).stop.set()
 
     def _cancel(self, request: gr.Request) -> None:
-        self._session(request).stop.set()
+        self._session(request).cancelled.set()
 
     def _close(self, request: gr.Request) -> None:
         self.sessions.close(str(request.session_hash))
@@ -234,15 +254,8 @@ class _Page:
         return [
             self.status, self.style, self.files, self.scene, self.pictures, self.model, self.checkpoint, self.classes,
             self.predictions, self.label, self.against, self.region, self.caption, self.rules, self.reference,
-            self.viewer, self.exports, self.code, self.compared, self.compare,
+            self.passes, self.viewer, self.exports, self.code, self.compared, self.compare, self.why,
         ]  # fmt: skip
-
-    def _models_shown(self, session: Session) -> Any:
-        """The models that are there, with the user's own and one that was fetched."""
-        names = [*session.own, *self.controller.models.names()]
-        mine = next((name for name, own in session.own.items() if own.loaded is session.loaded), None)
-        current = mine or (session.loaded.name if session.loaded is not None else None)
-        return gr.Dropdown(names if current in names or current is None else [current, *names], value=current)
 
     def _shown(self, session: Session, problems: list[str]) -> dict[Any, Any]:
         """All components as the session has them."""
@@ -259,14 +272,16 @@ class _Page:
         listed = any(c.target == session.target for c in offered)
         box = session.target.split(":")[1] if session.target and session.target.startswith("region:") else ""
         return {
-            self.status: _said(problems),
-            self.style: _marks(session),
+            self.status: said(problems) + wanted(session),
+            self.style: marks(session),
             self.pictures: gr.Radio(
                 [(p.name, token) for token, p in session.pictures.items()],
                 value=session.picture.token if session.picture else None,
             ),
-            self.scene: None if session.picture is None or session.picture.scene is None else gr.skip(),
-            self.model: self._models_shown(session),
+            self.scene: gr.Dropdown(visible=loaded is None or loaded.of_zoo)
+            if session.picture is not None and session.picture.scene is not None
+            else gr.Dropdown(value=None, visible=loaded is None or loaded.of_zoo),
+            self.model: models(session, self.controller.models.names()),
             self.predictions: gr.Radio(
                 [(f"{c.name} ({c.figure})" if c.figure else c.name, c.target) for c in offered],
                 value=session.target if listed and session.against is None else None,
@@ -280,46 +295,15 @@ class _Page:
                 allow_custom_value=typed,
                 visible=kind == "classes",
             ),
-            self.compare: gr.Button(
-                interactive=explained is not None and explained.target is not None and explained.against is None
-            ),
+            self.compare: gr.Button(interactive=not not_comparable(session)),
+            self.why: f'<p class="soft">{not_comparable(session)}</p>' if not_comparable(session) else "",
             self.region: gr.Textbox(value=box.replace(",", ", "), visible=kind == "regions"),
             self.caption: gr.Textbox(visible=loaded is not None and loaded.texts is not None),
             self.rules: session.rules,
-            self.reference: session.reference or "",
-            self.viewer: "" if result is None else _frame(result.token),
-            self.exports: "" if result is None else _links(result.token),
+            self.reference: references(session),
+            self.passes: passes(session),
+            self.viewer: "" if result is None else frame(result.token),
+            self.exports: "" if result is None else links(result.token),
             self.code: "" if result is None else result.code,
             self.compared: "",
         }
-
-
-def _said(problems: list[str]) -> str:
-    return "".join(f'<div class="problem" role="alert">{escape(shown(problem))}</div>' for problem in problems)
-
-
-def _frame(token: str) -> str:
-    return f'<iframe class="viewer" title="The explanation" src="./explanation/{token}"></iframe>'
-
-
-def _links(token: str) -> str:
-    links = "".join(
-        f'<a class="export" href="./export/{token}/{kind}" download>{kind.upper()}<span>{about}</span></a>'
-        for kind, (_, about) in KINDS.items()
-    )
-    return f'<div class="links">{links}</div>'
-
-
-def _marks(session: Session) -> str:
-    """Bars behind the predictions, and thumbnails on the pictures."""
-    choices = session.prediction.choices if session.prediction is not None else ()
-    rules = [
-        f"#predictions label:nth-of-type({i}) {{ background: linear-gradient(90deg, "
-        f"#cfe2fb {100 * choice.part:.1f}%, #f4f6f8 {100 * choice.part:.1f}%) !important; }}"
-        for i, choice in enumerate(choices, 1)
-    ]
-    rules += [
-        f"#pictures label:nth-of-type({i}) {{ background-image: url(./thumbnail/{token}) !important; }}"
-        for i, token in enumerate(session.pictures, 1)
-    ]
-    return f"<style>{' '.join(rules)}</style>"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hilrp.app.relative import REFERENCE, RULES
+from hilrp.attribution.references import NAMED, named
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.targets import Detection, Region, Views
@@ -17,14 +19,16 @@ class Request:
         target, against: In the words of `hilrp explain`.
         rules: A preset.
         reference: What relevance is relative to, by name.
+        passes: How many passes are spent.
         checkpoint, classes: The files that the weights and the names of the classes are from, where they are somebody's
             own.
     """
 
     target: str
     against: str | None = None
-    rules: str = "hilrp"
-    reference: str | None = None
+    rules: str = RULES
+    reference: str | None = REFERENCE
+    passes: int = 1
     checkpoint: str | None = None
     classes: str | None = None
 
@@ -56,13 +60,18 @@ def written(opening: str, loaded: Loaded, request: Request, parsed: ParsedTarget
         kind, target = _target(parsed)
         imports += [f"from hilrp.targets import {kind}"] if kind else []
     if request.reference is not None:
-        imports.append("from hilrp.references import named")
-        lines.append(f"reference = named({request.reference!r}, loaded.preprocess.mean, loaded.preprocess.std)")
-        options += ", reference=reference"
+        reference = repr(request.reference)
+        # A colour is another number after another preprocessing.
+        if named(request.reference, loaded.preprocess.mean, loaded.preprocess.std) != NAMED[request.reference]:
+            imports.append("from hilrp.references import named")
+            lines.append(f"reference = named({reference}, loaded.preprocess.mean, loaded.preprocess.std)")
+            reference = "reference"
+        options += f", reference={reference}"
+    passes = f", passes={request.passes}" if request.passes > 1 else ""
     lines += [
-        f"explanation = hilrp.Explainer({model}{options}).explain(x, {target})",
-        "print(explanation, explanation.verdicts)",
-        f"explanation.save({name!r}, loaded.classes, loaded.preprocess.picture(x))",
+        f"explanation = hilrp.Explainer({model}{options}).explain(x, {target}{passes})",
+        "print(explanation.sentence(0, loaded), explanation.verdicts)",
+        f"explanation.save({name!r}, loaded)",
     ]
     return "\n".join([*sorted(set(imports[1:])), "", imports[0], "", *lines, ""])
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hilrp.app.stopping import Stopped
-from hilrp.jobs.bench.batches import gradients, scores
+from hilrp.jobs.bench.batches import gradients
 from hilrp.jobs.bench.methods import METHODS, Method, Undefined, find
 from hilrp.jobs.bench.metrics.localisation import average_precision, energy, iou, pointing
 from hilrp.util.errors import HilrpError
 
 #: What is chosen at first: one of each kind that takes about a second.
-CHOSEN = ("hilrp", "secant", "attnlrp", "grad-cam", "attention-gradient", "integrated-gradients", "smoothgrad")
+CHOSEN = ("secant", "hilrp", "attnlrp", "grad-cam", "attention-gradient", "integrated-gradients", "smoothgrad")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Compared:
         map: Its map ``[H,W]``.
         seconds: What it took.
         passes: The same time, counted in forward and backward passes of the model.
-        total: The sum of the map as a part of the score, where the method is signed.
+        total: The sum of the map, where the method is signed.
         figures: How well the map lies on the object, where that is known.
         error: Why there is no map.
     """
@@ -94,7 +94,6 @@ def compare(
                     return
                 plain = min(_timed(lambda: gradients(model, x, target), x)[0] for _ in range(3))
                 seconds, maps = _timed(lambda method=method: method(model, x, target), x)  # type: ignore[misc]
-                score = float(scores(model, x, target, fast=False))
         except Stopped:
             return
         except (Undefined, HilrpError) as error:
@@ -104,7 +103,7 @@ def compare(
             yield Compared(method, error=f"{type(error).__name__}: {error}")
             continue
         figures = {} if truth is None else _figures(maps, truth.unsqueeze(0).to(maps.device))
-        total = float(maps.sum()) / score if method.signed and method.kind != "control" and score else None
+        total = float(maps.sum()) if method.signed and method.kind != "control" else None
         yield Compared(method, maps[0].float().cpu().numpy(), seconds, seconds / plain, total, figures)
 
 

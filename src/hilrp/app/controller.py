@@ -16,12 +16,12 @@ from hilrp.app.models import Models
 from hilrp.app.predictions import predict
 from hilrp.app.results import Result, on_processor
 from hilrp.app.sessions import Own, Session
-from hilrp.app.stopping import between_layers
+from hilrp.app.stopping import Stopped, between_layers
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.references import named
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.models.loading import class_names
+from hilrp.models.loading import DEFAULT_MODEL, class_names
 from hilrp.targets import Contrast
 from hilrp.util.errors import HilrpError, InputError
 
@@ -38,10 +38,9 @@ class Controller:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, session: Session) -> None:
-        """Prepares what a new tab shows: a scene, explained."""
-        if session.picture is None:
-            session.add(pictures.scene(pictures.FIRST))
+        """Prepares what a new tab shows: a picture that fits the model, explained, where there is one."""
         self.model(session, self.models.first)
+        session.unchosen = self.models.own is None
 
     def upload(self, session: Session, files: Sequence[Path]) -> list[str]:
         """Adds the pictures in files that were sent, and deletes the files.
@@ -59,15 +58,31 @@ class Controller:
             finally:
                 pictures.discard(file)
         if session.picture is not before:
-            self.look(session)
+            problems += self._photograph(session)
         return problems
+
+    def _photograph(self, session: Session) -> list[str]:
+        """Looks at a picture of somebody's own, with the usual model for photographs where nobody has chosen one.
+
+        Returns why it isn't there.
+        """
+        if session.unchosen and session.loaded is not None:
+            session.unchosen = False  # it is tried once
+            try:
+                self.model(session, DEFAULT_MODEL)
+                return []
+            except InputError as error:
+                self.look(session)
+                return [f"{error} Until you choose another model, this is {session.loaded.name}, which knows scenes."]
+        self.look(session)
+        return []
 
     def scene(self, session: Session, index: int) -> None:
         """Adds a scene, or goes back to it."""
         name = f"scene {index}"
         known = [token for token, picture in session.pictures.items() if picture.name == name and picture.scene]
         if known:
-            session.picture = session.pictures[known[0]]
+            session.picture, session.untouched = session.pictures[known[0]], False
         else:
             session.add(pictures.scene(index))
         self.look(session)
@@ -76,11 +91,11 @@ class Controller:
         """Chooses another of the pictures."""
         if token not in session.pictures:
             raise InputError("That picture is gone. Drop it again.")
-        session.picture = session.pictures[token]
+        session.picture, session.untouched = session.pictures[token], False
         self.look(session)
 
     def remove(self, session: Session) -> None:
-        """Takes the chosen picture away."""
+        """Removes the chosen picture."""
         session.remove()
         if session.picture is None:
             session.forget_answers()
@@ -89,6 +104,7 @@ class Controller:
 
     def model(self, session: Session, name: str | None) -> None:
         """Takes another model, with its published weights; or the operator's."""
+        session.unchosen = False
         if name in session.own:
             own = session.own[name]
             return self.look(session, own.loaded, own.checkpoint, own.classes)
@@ -114,27 +130,51 @@ class Controller:
         session.own = {f"{loaded.name} ({own.checkpoint})": own}  # the last one: they are large
         self.look(session, loaded, own.checkpoint, own.classes)
 
+    @staticmethod
+    def _fitting(session: Session, loaded: Loaded) -> pictures.Picture | None:
+        """The chosen picture; as long as nobody has chosen or removed any, one that fits the model."""
+        if not session.untouched:
+            return session.picture
+        fitting = pictures.greeting(loaded.of_zoo, loaded.classes)
+        same = fitting is not None and session.picture is not None and fitting.name == session.picture.name
+        return session.picture if same else fitting
+
     def look(
         self, session: Session, loaded: Loaded | None = None, checkpoint: str | None = None, classes: str | None = None
     ) -> None:
-        """Keeps what the model, or another one, says of the picture, and explains the strongest class."""
+        """Keeps what the model, or another one, says of the picture, and explains the strongest class.
+
+        Where there is no picture, the model waits for one.
+        """
         loaded = loaded or session.loaded
         if loaded is None:
             raise InputError("There is no model yet. Choose one.")
-        if session.picture is None:
-            raise InputError("There is no picture yet. Drop one, or choose a scene.")
-        with self._computing(session):
-            prediction = predict(loaded, loaded.batch([session.picture.image]))
+        picture, prediction = self._fitting(session, loaded), None
+        if picture is not None:
+            with self._computing(session):
+                prediction = predict(loaded, loaded.batch([picture.image]))
         # All of it at once: what can't be looked at leaves everything as it was.
         if loaded is not session.loaded:
             session.loaded, session.checkpoint, session.classes = loaded, checkpoint, classes
+        if picture is not session.picture:
+            session.greet(picture)
         session.forget_answers()
         session.prediction = prediction
-        if prediction.choices:
+        if prediction is not None and prediction.choices:
             session.target = prediction.choices[0].target
-            self.explain(session)
+            self._explain_at_least_once(session)
 
-    def ask(self, session: Session, **changes: str | None) -> None:
+    def _explain_at_least_once(self, session: Session) -> None:
+        """Explains; whoever doesn't want to wait for all passes gets one."""
+        try:
+            self.explain(session)
+        except Stopped:
+            if not session.gone.is_set():
+                session.passes = 1
+                self.explain(session)
+            raise
+
+    def ask(self, session: Session, **changes: str | int | None) -> None:
         """Explains something else; what can't be explained is not kept.
 
         Else the page would say one thing and show another.
@@ -155,32 +195,38 @@ class Controller:
         if loaded is None or picture is None or session.target is None:
             raise InputError("There is nothing to explain yet. Choose a picture, a model and a class.")
         request = Request(
-            session.target, session.against, session.rules, session.reference, session.checkpoint, session.classes
+            session.target,
+            session.against,
+            session.rules,
+            session.reference,
+            session.passes,
+            session.checkpoint,
+            session.classes,
         )
         reference = None
         if request.reference is not None:
             reference = named(request.reference, loaded.preprocess.mean, loaded.preprocess.std)
-        with self._computing(session):
+        # One pass is not worth a cancellation: it would leave nothing to look at.
+        with self._computing(session, *([session.cancelled] if request.passes > 1 else ())):
             parsed = ParsedTarget.parse(request.target, loaded, request.against)
             explainer = Explainer(parsed.model(loaded), request.rules, reference)
-            found = explainer.explain(loaded.batch([picture.image]), _target(parsed))
+            x = loaded.batch([picture.image])
+            found = explainer.explain(x, _target(parsed), passes=request.passes, progress=session.progress)
         session.keep(Result(on_processor(found), picture, loaded, request, parsed))
 
     @contextmanager
-    def _computing(self, session: Session) -> Iterator[None]:
-        """The turn of a tab, which ends at the next layer of the model once the tab is closed."""
-        with self._turn, between_layers(session.gone):
+    def _computing(self, session: Session, *stops: threading.Event) -> Iterator[None]:
+        """The turn of a tab, which ends at the next layer of the model once the tab is closed or told to stop."""
+        with self._turn, between_layers(session.gone, *stops):
             yield
 
     @staticmethod
     def comparable(session: Session) -> Result:
         """The last explanation, if other methods have one for it, too."""
-        result = session.result
-        if result is None or result.explanation.target is None or result.explanation.against is not None:
-            raise InputError(
-                "Methods are compared on a class. Choose one of the classes, without a second one to contrast it with."
-            )
-        return result
+        why = not_comparable(session)
+        if session.result is None or why:
+            raise InputError(why)
+        return session.result
 
     def compare(self, session: Session, result: Result, names: Sequence[str]) -> Iterator[list[Compared]]:
         """Yields what is compared so far, after each method, on what was explained."""
@@ -194,6 +240,18 @@ class Controller:
         for each in compare(result.loaded.model, x, label, names, result.truth, stop, lambda: self._turn):
             found.append(each)
             yield found
+
+
+def not_comparable(session: Session) -> str:
+    """Why there is nothing to compare other methods on; empty where there is."""
+    if session.result is None:
+        return "There is no explanation yet to compare others with."
+    found = session.result.explanation
+    if found.target is None:
+        return "Other methods explain the score of one class of a picture. This question is another one."
+    if found.against is not None:
+        return "Other methods explain one class. Here are two: set \u201crather than\u201d to no other class."
+    return ""
 
 
 def _target(parsed: ParsedTarget) -> Any:

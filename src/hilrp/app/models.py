@@ -11,7 +11,7 @@ from pathlib import Path
 from hilrp.app.fetching import fetch
 from hilrp.models.libraries.connection import cache_alone
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.models.loading import load
+from hilrp.models.loading import SCENES_MODEL, load
 from hilrp.models.resolve import LIBRARIES, ZOO, is_factory, library
 from hilrp.util.errors import InputError, UnavailableError
 
@@ -40,7 +40,7 @@ class Models:
     @property
     def first(self) -> str:
         """What a new page begins with."""
-        return self.own.name if self.own is not None else f"{ZOO}/swin"
+        return self.own.name if self.own is not None else SCENES_MODEL
 
     def names(self) -> list[str]:
         """Those that are there: the operator's, and the zoo.

@@ -14,11 +14,21 @@ window.addEventListener("message", (event) => {
     setTimeout(() => field.dispatchEvent(new KeyboardEvent("keypress", { key: "Enter", code: "Enter", bubbles: true })), 200);
   }
 });
-// Maps are coloured for a light ground.
-const light = () => document.body.classList.remove("dark");
-const keepLight = () => {
-  light();
-  new MutationObserver(light).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+// Who types into a list means another name: what is there is chosen, so that it is replaced and not added to.
+document.addEventListener("focusin", ({ target }) => {
+  if (target.matches?.("input[role=listbox], input[role=combobox]")) setTimeout(() => target.select());
+});
+// Gradio is dark where the browser asks for it, or the address (?__theme=dark): colours and the explanation follow.
+const follow = () => {
+  const scheme = document.body.classList.contains("dark") ? "dark" : "light";
+  const frames = [...document.querySelectorAll("iframe.viewer")];
+  for (const each of [document, ...frames.map((frame) => frame.contentDocument)])
+    each?.documentElement?.style.setProperty("color-scheme", scheme);
 };
-if (document.body) keepLight();
-else document.addEventListener("DOMContentLoaded", keepLight);
+const watch = () => {
+  follow();
+  new MutationObserver(follow).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+  document.addEventListener("load", follow, true); // of frames, too
+};
+if (document.body) watch();
+else document.addEventListener("DOMContentLoaded", watch);

@@ -1,11 +1,14 @@
-"""Pictures that somebody wants to look at: uploaded ones, and scenes."""
+"""Pictures that somebody wants to look at: uploaded ones, scenes, and one that greets."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
@@ -90,6 +93,32 @@ def scene(index: int) -> Picture:
 def scenes() -> list[tuple[str, int]]:
     """The scenes to choose from: what is on them, and their numbers."""
     return [(f"{i}: {Scenes(seed=0)[i].caption}", i) for i in range(SCENES)]
+
+
+def greeting(of_zoo: bool, classes: Sequence[str] | None) -> Picture | None:
+    """What a new tab shows: a picture that fits the model, or nothing, where none is known.
+
+    Args:
+        of_zoo: Whether the model was trained on scenes.
+        classes: The names of its classes, if it has any.
+    """
+    if of_zoo:
+        return scene(FIRST)
+    knows_cats = classes is None or any(re.search(r"\bcat\b", name) for name in classes)
+    return _cat() if knows_cats else None
+
+
+def _cat() -> Picture | None:
+    """A photograph of a cat that scikit-image brings along, where that is installed; it is never fetched."""
+    found = find_spec("skimage")
+    places = () if found is None else found.submodule_search_locations or ()
+    file = next((path for place in places if (path := Path(place) / "data" / "chelsea.png").is_file()), None)
+    if file is None:
+        return None
+    image, _ = read(file)
+    opening = "from PIL import Image\nfrom skimage.data import chelsea\n\nimage = Image.fromarray(chelsea())"
+    note = "a sample picture of scikit-image: Chelsea the cat, by St\u00e9fan van der Walt (CC0)"
+    return Picture(file.name, image, opening, [note])
 
 
 def discard(file: Path) -> None:

@@ -65,10 +65,8 @@ def _classes(loaded: Loaded, logits: Tensor) -> list[Choice]:
     # The zoo's classes are there or not, each by itself; elsewhere one excludes the others.
     likely = logits.sigmoid() if loaded.of_zoo else logits.softmax(0)
     best = logits.topk(min(_SHOWN, len(logits)))
-    return [
-        Choice(str(int(i)), loaded.named(int(i)), f"{float(likely[i]):.1%}, logit {float(value):.2f}", float(likely[i]))
-        for value, i in zip(best.values, best.indices, strict=True)
-    ]
+    found = [(int(i), float(value), float(likely[i])) for value, i in zip(best.values, best.indices, strict=True)]
+    return [Choice(str(i), loaded.named(i), f"{100 * part:.1f} %, logit {value:.2f}", part) for i, value, part in found]
 
 
 def _regions(loaded: Loaded, logits: Tensor, x: Tensor) -> list[Choice]:
@@ -81,7 +79,7 @@ def _regions(loaded: Loaded, logits: Tensor, x: Tensor) -> list[Choice]:
         Choice(
             f"region:{_box(there[i], x)}:{int(i)}",
             loaded.named(int(i)),
-            f"{float(part):.1%} of the picture",
+            f"{100 * float(part):.1f} % of the picture",
             float(part),
         )
         for part, i in zip(best.values, best.indices, strict=True)
@@ -116,7 +114,7 @@ def _objects(loaded: Loaded, output: Any, logits: Tensor) -> list[Choice]:
         order = sure.argsort(descending=True).tolist()
         found = [(i, int(labels[i]), float(sure[i])) for i in order]
     return [
-        Choice(f"detection:{query}:{label}", f"{loaded.named(label)} ({query})", f"{sure:.1%}", sure)
+        Choice(f"detection:{query}:{label}", f"{loaded.named(label)} ({query})", f"{100 * sure:.1f} %", sure)
         for query, label, sure in found[:_SHOWN]
     ]
 

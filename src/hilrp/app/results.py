@@ -1,4 +1,4 @@
-"""An explanation as it is shown and taken away: a page, figures, arrays, numbers, and the lines that make it again."""
+"""An explanation as it is shown and exported: a page, figures, arrays, numbers, and the lines that make it again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 import hilrp
 from hilrp.app.code import Request, written
 from hilrp.app.pictures import Picture
+from hilrp.app.relative import REFERENCE, REFERENCES, RULES
 from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
@@ -20,7 +21,7 @@ from hilrp.pages.viewer import viewer_page
 from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors
 
-#: What can be taken away, and what it is.
+#: What can be exported, and what it is.
 KINDS = {
     "html": ("text/html; charset=utf-8", "this page, by itself"),
     "png": ("image/png", "figure"),
@@ -66,13 +67,15 @@ class Result:
     @property
     def about(self) -> str:
         """The picture, the model and the rules, in words."""
-        relative = f", relative to {self.reference}" if self.reference else ""
-        return f"{self.picture.name}, {self.loaded.name} ({self.loaded.weights}), rules {self.request.rules}{relative}"
+        relative = f", relative to {self.relative_to}" if self.relative_to else ""
+        passes = f", {self.request.passes} passes" if self.request.passes > 1 else ""
+        model = f"{self.loaded.name} ({self.loaded.weights})"
+        return f"{self.picture.name}, {model}, rules {self.request.rules}{relative}{passes}"
 
     @property
-    def reference(self) -> str | None:
-        """What relevance is relative to, by name."""
-        return self.request.reference or ("mean" if self.explanation.reference is not None else None)
+    def relative_to(self) -> str | None:
+        """What relevance is relative to, in words."""
+        return None if self.request.reference is None else REFERENCES[self.request.reference]
 
     @property
     def notes(self) -> list[str]:
@@ -84,8 +87,10 @@ class Result:
     def name(self) -> str:
         """What its files are named by."""
         stem = self.picture.name.rpartition(".")[0] or self.picture.name
-        how = self.request.rules if self.reference is None else f"{self.request.rules}-{self.reference}"
-        parts = (stem, self.title, *([how] if how != "hilrp" else []))
+        rules, reference, passes = self.request.rules, self.request.reference, self.request.passes
+        usual = (rules, reference) == (RULES, REFERENCE)
+        how = [] if usual else [rules, *([] if reference is None else [reference])]
+        parts = (stem, self.title, *how, *([f"{passes} passes"] if passes > 1 else []))
         return "-".join(re.sub(r"[^\w]+", "_", part).strip("_")[:40] or "picture" for part in parts)
 
     @cached_property
@@ -115,7 +120,7 @@ class Result:
     @cached_property
     def page(self) -> str:
         """All of it, to look at."""
-        outlined = "true object" if self.truth is not None else "what is asked about"
+        outlined = "the true object" if self.truth is not None else "what is asked about"
         return viewer_page(
             self.explanation,
             self.title,
@@ -127,6 +132,7 @@ class Result:
             regions=self.request.target.startswith("region:"),
             code=self.code,
             name=self.name,
+            relative_to=self.relative_to,
         )
 
     def export(self, kind: str) -> bytes:
@@ -145,14 +151,14 @@ class Result:
             "image_notes": self.notes,
             "explained": self.title,
             "target_words": self.request.target,
-            "reference": self.reference,
-            "difference_to_reference": None if self.reference is None else self.explanation.ledger.explained.tolist(),
+            "reference": self.request.reference,
+            "difference_to_reference": None if self.relative_to is None else self.explanation.ledger.explained.tolist(),
         }
-        titles = self.parsed.titles(self.loaded, self.explanation.output, 1)
+        titles, photo = self.parsed.titles(self.loaded, self.explanation.output, 1), self.picture.image
+        # The whole picture is drawn, where it is known which part of it the model saw.
+        photos = None if self.loaded.window(photo.size) is None else [photo]
         with _DRAWING:
-            return self.explanation.encode(
-                kind, self.loaded.classes, self.seen, facts=facts, titles=titles, outlines=self.outline
-            )
+            return self.explanation.encode(kind, self.loaded, photos, facts=facts, titles=titles, outlines=self.outline)
 
     @property
     def code(self) -> str:

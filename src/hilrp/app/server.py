@@ -41,17 +41,32 @@ from hilrp.app.blocks import build
 from hilrp.app.controller import Controller
 from hilrp.app.gate import Gate
 from hilrp.app.receiving import receive
+from hilrp.app.relative import Start
 from hilrp.app.results import KINDS
 from hilrp.app.sessions import Sessions
 from hilrp.app.uploads import LARGEST, Uploads
+from hilrp.pages.parts import sheet
 
 #: Open tabs listen for news as long as they are open: this is how many seconds they are waited for.
 _GRACE = 2
+#: Colours of Gradio's -> those of style.css, which are light or dark by themselves.
+_THEME = {
+    "body_background_fill": "ground", "background_fill_primary": "card", "background_fill_secondary": "ground",
+    "block_background_fill": "card", "block_label_background_fill": "card", "panel_background_fill": "card",
+    "input_background_fill": "sunken", "checkbox_label_background_fill": "sunken", "code_background_fill": "sunken",
+    "button_secondary_background_fill": "sunken", "button_secondary_background_fill_hover": "line",
+    "checkbox_label_background_fill_hover": "line", "border_color_primary": "line", "block_border_color": "line",
+    "input_border_color": "line", "body_text_color": "ink", "button_secondary_text_color": "ink",
+    "checkbox_label_text_color": "ink", "body_text_color_subdued": "soft", "block_label_text_color": "soft",
+    "block_title_text_color": "soft", "block_info_text_color": "soft", "input_placeholder_color": "soft",
+}  # fmt: skip
 #: Every so many seconds it is looked for what nobody wants any more.
 _SWEEP = 30.0
 
 
-def make_app(models: Models, folder: Path, host: str = "127.0.0.1", token: str | None = None) -> FastAPI:
+def make_app(
+    models: Models, folder: Path, host: str = "127.0.0.1", token: str | None = None, start: Start | None = None
+) -> FastAPI:
     """The whole application.
 
     Args:
@@ -59,9 +74,10 @@ def make_app(models: Models, folder: Path, host: str = "127.0.0.1", token: str |
         folder: Where files are put that are sent.
         host: Where it listens.
         token: What its address must hold when it is opened first.
+        start: How a new tab explains.
     """
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
-    sessions, uploads = Sessions(), Uploads(folder)
+    sessions, uploads = Sessions(start or Start()), Uploads(folder)
     blocks = build(Actions(Controller(models), uploads), sessions)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=_sweeping(sessions, uploads))
     app.state.sessions, app.state.uploads = sessions, uploads
@@ -106,8 +122,9 @@ def make_app(models: Models, folder: Path, host: str = "127.0.0.1", token: str |
     fonts = ["system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"]
     theme = gr.themes.Base(
         primary_hue="blue", neutral_hue="slate", font=fonts, font_mono=["ui-monospace", "Consolas", "monospace"]
-    )
+    ).set(**{f"{name}{form}": f"var(--{own})" for name, own in _THEME.items() for form in ("", "_dark")})
     here = files("hilrp.app")
+    scripts = "".join(f"<script>{(here / name).read_text()}</script>" for name in ("answers.js", "page.js"))
     mounted = gr.mount_gradio_app(
         app,
         blocks,
@@ -115,7 +132,8 @@ def make_app(models: Models, folder: Path, host: str = "127.0.0.1", token: str |
         server_name=host,
         theme=theme,
         css=(here / "page.css").read_text(),
-        head="".join(f"<script>{(here / name).read_text()}</script>" for name in ("answers.js", "page.js")),
+        # Gradio would put its own names before what is in css.
+        head=f"<style>{sheet('style.css')}</style>{scripts}",
         footer_links=[],
         max_file_size=LARGEST,
         ssr_mode=False,
@@ -190,7 +208,14 @@ def _ascii(name: str) -> str:
     return name.encode("ascii", "ignore").decode() or "explanation"
 
 
-def serve(models: Models, host: str, port: int, ready: Callable[[str], None], token: bool | None = None) -> None:
+def serve(
+    models: Models,
+    host: str,
+    port: int,
+    ready: Callable[[str], None],
+    token: bool | None = None,
+    start: Start | None = None,
+) -> None:
     """Runs the page until it is stopped; what was uploaded and not yet read goes with its folder.
 
     Args:
@@ -199,13 +224,14 @@ def serve(models: Models, host: str, port: int, ready: Callable[[str], None], to
         port: The port; 0 for any that is free.
         ready: Is told the address.
         token: Whether the page needs a token, which is in that address; where it is not told, beyond this machine.
+        start: How a new tab explains.
     """
     # Once it is shut down, uvicorn raises again the signal that stopped it; by default SIGTERM would leave no time to
     # clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="hilrp-serve-") as folder, suppress(KeyboardInterrupt):
         secret = secrets.token_urlsafe(24) if (host not in LOOPBACK if token is None else token) else None
-        app = make_app(models, Path(folder), host, secret)
+        app = make_app(models, Path(folder), host, secret, start)
         server = uvicorn.Server(
             uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=_GRACE)
         )

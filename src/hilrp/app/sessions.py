@@ -10,7 +10,9 @@ from pathlib import Path
 
 from hilrp.app.pictures import Picture, discard
 from hilrp.app.predictions import Prediction
+from hilrp.app.relative import REFERENCE, RULES, Start
 from hilrp.app.results import Result
+from hilrp.attribution.explainer import Progress
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.util.errors import InputError
 
@@ -38,7 +40,9 @@ class Session:
     Attributes:
         pictures: By their tokens.
         picture: The chosen one.
+        untouched: Whether the picture is the page's choice, which greets, and nobody has chosen or removed any.
         loaded: The chosen model.
+        unchosen: Whether that is the page's choice, for the scene that it begins with, and nobody's.
         checkpoint, classes: The files that its weights and the names of its classes are from, where they are somebody's
             own.
         files: Files that were sent and not yet read.
@@ -46,9 +50,12 @@ class Session:
         prediction: What it says of the picture.
         target, against: What is explained, in the words of `hilrp explain`.
         rules, reference: How it is explained, by name.
+        passes: In how many passes.
+        progress: Is told how many passes are done, and how many there are.
         results: The last explanations by their tokens, the last one last.
         lock: Held while something of this tab changes.
         stop: Set when the user doesn't want to wait for a comparison.
+        cancelled: Set when the user doesn't want to wait for more passes.
         gone: Set when the tab is closed: nobody waits for anything.
         client: Who opened it.
         open: How many connections the tab keeps to say that it is there.
@@ -57,7 +64,9 @@ class Session:
 
     pictures: OrderedDict[str, Picture] = field(default_factory=OrderedDict)
     picture: Picture | None = None
+    untouched: bool = True
     loaded: Loaded | None = None
+    unchosen: bool = False
     checkpoint: str | None = None
     classes: str | None = None
     files: set[Path] = field(default_factory=set)
@@ -65,11 +74,14 @@ class Session:
     prediction: Prediction | None = None
     target: str | None = None
     against: str | None = None
-    rules: str = "hilrp"
-    reference: str | None = None
+    rules: str = RULES
+    reference: str | None = REFERENCE
+    passes: int = 1
+    progress: Progress | None = None
     results: OrderedDict[str, Result] = field(default_factory=OrderedDict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     stop: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
     client: str = ""
     open: int = 0
@@ -87,13 +99,20 @@ class Session:
         """Adds a picture and chooses it."""
         if len(self.pictures) >= PICTURES:
             raise InputError(
-                f"{picture.name}: there are {PICTURES} pictures already. Take one away, or use `hilrp explain` for "
+                f"{picture.name}: there are {PICTURES} pictures already. Remove one, or use `hilrp explain` for "
                 "whole folders."
             )
         self.pictures[picture.token] = self.picture = picture
+        self.untouched = False
+
+    def greet(self, picture: Picture | None) -> None:
+        """Shows a picture instead of that which greeted before, or none."""
+        self.pictures = OrderedDict() if picture is None else OrderedDict({picture.token: picture})
+        self.picture = picture
 
     def remove(self) -> None:
-        """Takes the chosen picture away; the last of the others is chosen instead."""
+        """Removes the chosen picture; the last of the others is chosen instead."""
+        self.untouched = False
         if self.picture is not None:
             del self.pictures[self.picture.token]
         self.picture = next(reversed(self.pictures.values()), None)
@@ -125,8 +144,13 @@ class Session:
 
 @dataclass
 class Sessions:
-    """All open tabs."""
+    """All open tabs.
 
+    Attributes:
+        start: How a new one explains.
+    """
+
+    start: Start = field(default_factory=Start)
     _open: OrderedDict[str, Session] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -149,7 +173,7 @@ class Sessions:
                         raise InputError(
                             "Too many tabs are open on this page. Close one, or try again in some minutes."
                         )
-                session = self._open[tab] = Session(client=client)
+                session = self._open[tab] = Session(client=client, **vars(self.start))
             session.touch()
             self._open.move_to_end(tab)
         if evicted is not None:

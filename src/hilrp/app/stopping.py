@@ -15,8 +15,8 @@ class Stopped(Exception):
 
 
 @contextmanager
-def between_layers(stop: threading.Event) -> Iterator[None]:
-    """Raises when this thread comes to the next layer of any model once ``stop`` is set.
+def between_layers(*stops: threading.Event) -> Iterator[None]:
+    """Raises when this thread comes to the next layer of any model once one of ``stops`` is set.
 
     A backward pass has no layers and is finished. `hilrp.app.comparison.Stoppable` looks before every operation, which
     takes a tenth of the time and more: methods with many passes are worth it, one explanation is not.
@@ -24,7 +24,7 @@ def between_layers(stop: threading.Event) -> Iterator[None]:
     own = threading.get_ident()
 
     def look(*_: Any) -> None:
-        if stop.is_set() and threading.get_ident() == own:
+        if threading.get_ident() == own and any(stop.is_set() for stop in stops):
             raise Stopped
 
     look()

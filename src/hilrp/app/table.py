@@ -13,9 +13,9 @@ from hilrp.app.comparison import Compared
 from hilrp.app.results import Result
 from hilrp.attribution.plotting import blend, displayable
 from hilrp.jobs.bench.methods import find
-from hilrp.pages.parts import image
+from hilrp.pages.parts import card, image, legend, table
 
-_SIDE = 150
+_SIDE = 116
 
 
 def comparison_table(
@@ -30,10 +30,8 @@ def comparison_table(
     )
     measures = list(dict.fromkeys(name for each in found for name in each.figures))
     best = {name: max(each.figures[name] for each in found if name in each.figures) for name in measures}
-    head = "".join(
-        f"<th>{escape(name)}</th>" for name in ("method", "map", *measures, "sum / score", "seconds", "passes")
-    )
-    rows = "".join(_row(each, picture, measures, best) for each in found)
+    head = [escape(name) for name in ("method", "map", *measures, "adds up to", "seconds", "passes")]
+    rows = (_row(each, picture, measures, best) for each in found)
     known = (
         "Pointing, energy, average precision and IoU are measured on the true object. The best of each is bold."
         if measures or result.truth is not None
@@ -45,10 +43,19 @@ def comparison_table(
         more = f"Now {find(waiting[0]).title}; {len(found)} of {len(found) + len(waiting)} are done."
     return (
         f'<div class="compared"><p><b>{escape(result.title)}</b>, {escape(result.about)}. '
-        f"{escape(more)}</p><table><tr>{head}</tr>{rows}</table>"
-        f"<p>{known} Sum / score: what the map adds up to, of methods whose values have signs. Passes: the time in "
-        "plain forward and backward passes of the model, one run.</p></div>"
+        f"{escape(_scores(result))} {escape(more)}</p>{legend()}{card(table(head, rows))}"
+        f"<p>{known} Adds up to: the sum of the map, of methods whose values have signs. "
+        "Passes: the time in plain forward and backward passes of the model, one run.</p></div>"
     )
+
+
+def _scores(result: Result) -> str:
+    """What maps could add up to."""
+    ledger = result.explanation.ledger
+    score = f"The score is {float(ledger.score[0]):.2f}"
+    if result.relative_to is None:
+        return f"{score}."
+    return f"{score}, its difference to that on {result.relative_to} {float(ledger.explained[0]):.2f}."
 
 
 def _row(each: Compared, picture: np.ndarray, measures: list[str], best: dict[str, float]) -> str:

@@ -15,8 +15,8 @@ from hilrp.attribution.checks import tolerance, zero_score
 from hilrp.attribution.explainer import Explainer, unwrap
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Pass, as_written, call_model
-from hilrp.method.ledger import Ledger
-from hilrp.method.rules import Rules
+from hilrp.method.ledger import REFERENCE, Ledger
+from hilrp.method.rules import DEFAULT_RULES, REFERENCE_IS_DEFAULT, Rules
 from hilrp.targets import Target
 from hilrp.util.errors import HilrpError
 from hilrp.util.nested import jsonable, map_tensors, tensors
@@ -40,8 +40,10 @@ class AuditReport:
         forward_difference: Largest difference between the explained and the plain output; 0.0 means equal bit for bit.
         residual: Largest residual of the books over the samples.
         leak: Largest leak over the samples, measured at each operation.
-        share: Pixels' share of the score, per sample.
-        kept: Who kept how much: kind of constant -> share of the score, per sample, largest first.
+        share: Pixels' share of the score, or of its difference to that on the reference, per sample.
+        kept: Who kept how much: kind of constant -> share of the same, per sample, largest first.
+        contrast: How large that difference is beside the larger of the two scores; without a reference, one.
+        relative_to: What the reference is called, if there is one.
         tolerance: What residual and leak may be at the precision of the pass.
         error: Why the model could not be explained, if so.
     """
@@ -55,6 +57,8 @@ class AuditReport:
     leak: float = float("nan")
     share: list[float] = field(default_factory=list)
     kept: dict[str, list[float]] = field(default_factory=dict)
+    contrast: list[float] = field(default_factory=list)
+    relative_to: str | None = None
     tolerance: float = float("nan")
     error: str | None = None
 
@@ -66,8 +70,14 @@ class AuditReport:
 
     @property
     def visible(self) -> bool:
-        """Whether the pixels' share is so large that an error in it would show beside the tolerance."""
-        return bool(self.share) and min(map(abs, self.share)) >= VISIBLE * self.tolerance
+        """Whether so much arrives at the pixels that an error in it would show beside the tolerance."""
+        arrived = [abs(share * contrast) for share, contrast in zip(self.share, self.contrast, strict=True)]
+        return bool(arrived) and min(arrived) >= VISIBLE * self.tolerance
+
+    @property
+    def of_what(self) -> str:
+        """What the shares are shares of."""
+        return "the score" if self.relative_to is None else f"the score's difference to that on {self.relative_to}"
 
     @property
     def splits(self) -> dict[str, int]:
@@ -102,7 +112,7 @@ class AuditReport:
             f"forward difference {self.forward_difference:.2g}, residual {self.residual:.2g}, leak {self.leak:.2g}"
         )
         shares = ", ".join(f"{s:.3f}" for s in self.share)
-        lines.append(f"{figures} (tolerance {self.tolerance:.0e}); pixels' share {shares}")
+        lines.append(f"{figures} (tolerance {self.tolerance:.0e}); pixels' share of {self.of_what} {shares}")
         lines += [f"gate: {gate} ({count} x)" for gate, count in self.gates.items()]
         lines += [f"even split: {split} ({count} x)" for split, count in self.splits.items()]
         lines += [f"note: {note} ({count} x)" for note, count in self.notes.items() if not note.startswith(_SPLIT)]
@@ -113,7 +123,7 @@ class AuditReport:
 _SPLIT = "even split of "
 
 
-def audit(model: nn.Module, x: Any, target: Target = None, rules: str | Rules = "hilrp") -> AuditReport:
+def audit(model: nn.Module, x: Any, target: Target = None, rules: str | Rules = DEFAULT_RULES) -> AuditReport:
     """Audits a model on an input: operations by primitive, unknown ones, forward difference, books.
 
     Example:
@@ -140,20 +150,30 @@ def audit(model: nn.Module, x: Any, target: Target = None, rules: str | Rules = 
         leak=float(found.ledger.leak.max()),
         share=found.ledger.share.tolist(),
         kept=_kept(found.ledger),
+        contrast=found.ledger.contrast.tolist(),
+        relative_to=found.relative_to,
         tolerance=tolerance(explainer.dtypes, found.score.device),
     )
+    same = (found.ledger.explained == 0).nonzero()
+    if found.reference is not None and len(same):
+        report.problems.append(
+            f"The score of sample {int(same[0])} is the same on the reference: there is no difference to decompose. "
+            f"Choose another target or input. {REFERENCE_IS_DEFAULT}."
+        )
     if not report.passed and not report.problems:
         report.problems.append(_reason(report, found, model, x))
     return report
 
 
 def _kept(ledger: Ledger) -> dict[str, list[float]]:
-    """What each kind of constant kept of the score."""
+    """What each kind of constant kept of what is explained."""
     totals: dict[str, Tensor] = {}
     for name, value in ledger.entries.items():
+        if name == REFERENCE:
+            continue
         kind = name[name.rindex("(") + 1 : -1] if name.endswith(")") else name
         totals[kind] = totals[kind] + value if kind in totals else value
-    shares = {kind: total / ledger.score for kind, total in totals.items()}
+    shares = {kind: total / ledger.explained for kind, total in totals.items()}
     return {kind: shares[kind].tolist() for kind in sorted(shares, key=lambda kind: -float(shares[kind].abs().max()))}
 
 
@@ -193,10 +213,8 @@ class _Auditor(Explainer):
 
     _problem = _unsound
 
-    def _pass(self, *args: Any, **options: Any) -> Pass:
-        run = super()._pass(*args, **options)
+    def _ran(self, run: Pass) -> None:
         self.counts, self.gates, self.dtypes = run.engine.counts, run.engine.gates, run.dtypes
-        return run
 
 
 def forward_difference(model: nn.Module, x: Any, output: Any) -> float:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hilrp.attribution.explanation import Explanation, joined
+from hilrp.attribution.combined import joined
+from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.question import Question
 from hilrp.attribution.references import Average, Given, Reference, find
 from hilrp.targets.slicing import part_of
@@ -153,10 +154,12 @@ def _settled(reference: Reference | None, question: Question) -> Reference | Non
     """A reference that is given, as one for each sample of the whole input; others are found for each part."""
     if isinstance(reference, Average):
         return Average(tuple(_settled(find(each), question) for each in reference.references))
-    return Given(*reference(question)) if isinstance(reference, Given) else reference
+    return replace(reference, value=reference(question)[0]) if isinstance(reference, Given) else reference
 
 
 def _relative(reference: Reference | None, question: Question, part: slice) -> Reference | None:
     if isinstance(reference, Average):
         return Average(tuple(_relative(each, question, part) for each in reference.references))
-    return Given(_cut(reference.value, question, part)) if isinstance(reference, Given) else reference
+    if isinstance(reference, Given):
+        return replace(reference, value=_cut(reference.value, question, part))
+    return reference

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hilrp.attribution.explanation import Explanation, weighted
+from hilrp.attribution.combined import weighted
+from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.question import places
 from hilrp.method.ledger import REFERENCE, Ledger
 from hilrp.util.errors import InputError
@@ -223,7 +224,7 @@ def _evenly(values: Tensor) -> Tensor:
 def summed(steps: Sequence[Explanation]) -> Explanation:
     """The explanations of the steps of a chain as one of its last state relative to its first.
 
-    The trace of a step is a sum; that of the chain is relative to the score.
+    The trace of a step is a sum; that of the chain is relative to the difference.
     """
     ledger, last = Ledger.of_chain([each.ledger for each in steps]), steps[-1]
     whole = weighted(steps, [1.0] * len(steps))
@@ -234,7 +235,7 @@ def summed(steps: Sequence[Explanation]) -> Explanation:
         target=last.target,
         against=last.against,
         output=last.output,
-        trace={name: t / ledger.score for name, t in whole.trace.items()},
+        trace={name: t / ledger.explained for name, t in whole.trace.items()},
         ledger=ledger,
         reference=steps[0].reference,
     )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hilrp.attribution.checks import tf32
 from hilrp.attribution.forms import of_registered
+from hilrp.method.sample_axis import copied, is_one_for_all
 from hilrp.targets.classes import Checked
 from hilrp.util.memory import shortage
 from hilrp.util.nested import map_tensors, tensors
@@ -32,9 +33,13 @@ _RECORDING = threading.Lock()
 
 
 class Snapshot:
-    """What a recording takes for granted of a model: its modules, and where its parameters are in memory."""
+    """What a recording takes for granted of a model: its modules, and where its parameters are in memory.
 
-    def __init__(self, model: nn.Module) -> None:
+    With ``counters``, also what modules have as plain attributes, with all that is in their dictionaries, lists and
+    configurations: a model that counts its calls is never the same.
+    """
+
+    def __init__(self, model: nn.Module, counters: bool = False) -> None:
         self._modules = [(module, module.training) for module in model.modules()]
         tables: list[Any] = []
         for m, _ in self._modules:
@@ -44,6 +49,9 @@ class Snapshot:
         # Tensors that are plain attributes, such as masks that a model keeps.
         own = [vars(module) for module, _ in self._modules]
         self._members += [(table, name, t) for table in own for name, t in table.items() if isinstance(t, Tensor)]
+        plain = [(table, name, value) for table in own for name, value in table.items() if name not in _OF_MODULES]
+        self._plain = [(table, name, _frozen(value)) for table, name, value in plain] if counters else []
+        self._sizes += [(table, len(table)) for table in own] if counters else []
         self._tensors = [(t, _place(t)) for _, _, t in self._members if isinstance(t, Tensor)]
         self.devices = {t.device for t, _ in self._tensors if t.is_cuda}
 
@@ -54,7 +62,27 @@ class Snapshot:
             and all(table.get(name) is member for table, name, member in self._members)
             and all(_place(t) == place for t, place in self._tensors)
             and all(module.training == before for module, before in self._modules)
+            and all(_frozen(table.get(name)) == value for table, name, value in self._plain)
         )
+
+
+#: Attributes that every module has, and that are looked at elsewhere or don't matter.
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def _frozen(value: Any, depth: int = 4) -> Hashable:
+    """What a plain attribute holds, in a form that can be compared later: the contents of containers and settings."""
+    if value is None or isinstance(value, (int, float, str, torch.dtype, torch.device)):
+        return type(value), value
+    if depth and isinstance(value, Mapping):
+        return type(value), tuple((_frozen(k, depth - 1), _frozen(v, depth - 1)) for k, v in value.items())
+    if depth and isinstance(value, (tuple, list)):
+        return type(value), tuple(_frozen(each, depth - 1) for each in value)
+    if depth and isinstance(value, (set, frozenset)):
+        return type(value), frozenset(_frozen(each, depth - 1) for each in value)
+    if depth and not callable(value) and not isinstance(value, Tensor) and hasattr(value, "__dict__"):
+        return id(value), _frozen(vars(value), depth - 1)
+    return id(value)
 
 
 def _place(t: Tensor) -> tuple[Any, ...]:
@@ -65,7 +93,7 @@ class _Recording(Generic[_Result]):
     """A step, recorded with its inputs and its result at fixed places in memory."""
 
     def __init__(self, inputs: Any, step: Callable[[Any], _Result], pool: Any) -> None:
-        self._inputs = map_tensors(lambda t: t.detach().clone(), inputs)
+        self._inputs = map_tensors(copied, inputs)
         self._graph = torch.cuda.CUDAGraph()
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
@@ -85,7 +113,10 @@ class _Recording(Generic[_Result]):
     def replay(self, inputs: Any) -> _Result:
         """The result for other inputs, in memory of its own."""
         for held, t in zip(tensors(self._inputs), tensors(inputs), strict=True):
-            held.copy_(t)
+            if is_one_for_all(held):
+                held[:1].copy_(t[:1])
+            else:
+                held.copy_(t)
         self._graph.replay()
         result: _Result = map_tensors(Tensor.clone, self._result)
         return result
@@ -94,12 +125,16 @@ class _Recording(Generic[_Result]):
 class Recorder(Generic[_Result]):
     """Recordings of a step on a model, by the form of the inputs.
 
+    Args:
+        model: The model.
+        automatic: Whether nobody has asked for recordings: then there are none where they could be noticed.
+
     Attributes:
         failure: Why nothing can be recorded: a model that asks the device for numbers while it runs can't.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, automatic: bool = False) -> None:
+        self._model, self.automatic = model, automatic
         self._snapshot: Snapshot | None = None
         self._recordings: OrderedDict[Hashable, _Recording[_Result]] = OrderedDict()
         self._forms_seen: set[Hashable] = set()
@@ -108,6 +143,12 @@ class Recorder(Generic[_Result]):
         self._pool: Any = None
         self._done: torch.cuda.Event | None = None
         self.failure: str | None = None
+        self._recording_thread: int | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether what this thread runs is being recorded, so that nothing may be asked of the device."""
+        return self._recording_thread == threading.get_ident()
 
     def same_model(self) -> bool:
         """Whether the model is as it was when this was last asked.
@@ -117,11 +158,29 @@ class Recorder(Generic[_Result]):
         with self._lock:
             if self._snapshot is not None and self._snapshot.holds():
                 return True
-            self._snapshot, self._pool, self.failure = Snapshot(self._model), None, None
+            self._snapshot, self._pool, self.failure = Snapshot(self._model, self.automatic), None, None
             self._recordings.clear()
             self._forms_seen.clear()
             self._too_large.clear()
             return False
+
+    def is_welcome(self, device: torch.device) -> bool:
+        """Whether a recording may be made: always, if it was asked for.
+
+        Else not of a model with forward hooks, which would run once, nor where it would take memory that is scarce.
+        """
+        if not self.automatic:
+            return True
+        hooks = torch.nn.modules.module
+        if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+            return False
+        if any(m._forward_hooks or m._forward_pre_hooks for m in self._model.modules()):
+            return False
+        if self._recordings:
+            return True  # their memory is taken already
+        free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free >= total / 4
 
     @property
     def devices(self) -> set[torch.device]:
@@ -159,6 +218,7 @@ class Recorder(Generic[_Result]):
     def _record(self, key: Hashable, inputs: Any, step: Callable[[Any], _Result]) -> _Recording[_Result] | None:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        self._recording_thread = threading.get_ident()
         try:
             self._recordings[key] = _Recording(inputs, step, self._pool)
         except Exception as error:
@@ -168,6 +228,8 @@ class Recorder(Generic[_Result]):
                 return None
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
             return None
+        finally:
+            self._recording_thread = None
         while len(self._recordings) > _KEPT:
             self._recordings.popitem(last=False)
         return self._recordings[key]

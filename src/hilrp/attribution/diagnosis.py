@@ -9,19 +9,23 @@ from torch import Tensor, nn
 from hilrp.attribution.forward_backward import Pass
 from hilrp.attribution.single_samples import of_sample
 from hilrp.method.ledger import Ledger, Site
-from hilrp.util.errors import BooksError, ModelError
+from hilrp.method.rules import REFERENCE_IS_DEFAULT
+from hilrp.util.errors import BooksError, HilrpError, ModelError
 
 #: A leak is blamed for what is missing if it is at least this part of it.
 _BLAMED = 0.1
 
 
-def leak(run: Pass, ledger: Ledger) -> BooksError:
+def leak(run: Pass, ledger: Ledger) -> HilrpError:
     """What to say of a ledger that does not close.
 
     Args:
         run: The same pass once more, with an itemised ledger of one sample.
         ledger: The ledger of all samples.
     """
+    if bool(ledger.score.isfinite().all()) and not bool(ledger.explained.isfinite().all()):
+        run.close()
+        return _reference_not_finite()
     sample = int(ledger.leak.nan_to_num(float("inf")).argmax())
     _, found = of_sample(run, sample)
     run.close()
@@ -69,9 +73,21 @@ def non_finite(model: nn.Module, run: Callable[[Callable[[Site, Tensor], None]],
             )
 
     try:
-        run(inspect)
+        found = run(inspect)
     except ModelError as error:
         return error
+    before = found.reference_score
+    if before is not None and bool(found.score.isfinite().all()) and not bool(before.isfinite().all()):
+        return _reference_not_finite()
+    hint = "" if before is None else f" {REFERENCE_IS_DEFAULT}."
     return ModelError(
         "The output or the relevance overflows, although no activation is NaN. Use a wider type (float32, float64)."
+        f"{hint}"
+    )
+
+
+def _reference_not_finite() -> ModelError:
+    return ModelError(
+        "The score on the reference isn't finite (NaN or infinite), though that of the input is. "
+        f"{REFERENCE_IS_DEFAULT}. Or give another reference=."
     )

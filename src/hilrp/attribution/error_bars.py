@@ -44,13 +44,29 @@ class RegionSum:
         return self.relevance - reach, self.relevance + reach
 
     def text(self, sample: int = 0) -> str:
-        """The share of a sample in words: ``42 %``, or ``42 % ± 3 %``."""
+        """The share of a sample in words, as `share_text` writes it."""
         if not bool(self.share[sample].isfinite()):
             return "nothing to explain"
-        share = f"{float(self.share[sample]) + 0.0:.0%}".replace("%", " %").replace("-0 ", "0 ")
-        if self.share_stderr is None:
-            return share
-        return f"{share} ± {float(self.share_stderr[sample]):.0%}".replace("%", " %").replace("  ", " ")
+        error = None if self.share_stderr is None else float(self.share_stderr[sample])
+        return share_text(float(self.share[sample]), error)
+
+
+def share_text(share: float, error: float | None) -> str:
+    """A share in words: ``42 %``, with a standard error ``42 % ± 3 %``, or ``42.1 % ± 0.3 %`` where that is small.
+
+    Example:
+        >>> share_text(0.421, None), share_text(0.0042, None), share_text(0.421, 0.003)
+        ('42 %', '0.4 %', '42.1 % ± 0.3 %')
+    """
+    if error is None:
+        small = 0 < abs(share) < 0.01  # nearly nothing is not nothing
+        return f"{100 * share:.1g} %" if small else f"{_rounded(100 * share, 0)} %"
+    digits = next((digits for digits, least in enumerate((0.95, 0.095, 0.005)) if 100 * error >= least), 0)
+    return f"{_rounded(100 * share, digits)} % ± {_rounded(100 * error, digits)} %"
+
+
+def _rounded(value: float, digits: int) -> str:
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # without the sign of a zero
 
 
 def standard_error(pairs: Tensor) -> Tensor:

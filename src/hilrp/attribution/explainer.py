@@ -6,32 +6,34 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hilrp.attribution.along_chains import AlongChains
 from hilrp.attribution.batches import Batch, at_once, in_batches, part_of_question
-from hilrp.attribution.chains import Chains, check_ends_meet, mean_of_draws, pairs_of, summed
+from hilrp.attribution.chains import Chains
 from hilrp.attribution.checks import check_input, check_model, ordinary, zero_score
+from hilrp.attribution.combined import mean_of
 from hilrp.attribution.cuda_graphs import Recorder
 from hilrp.attribution.diagnosis import leak, non_finite
-from hilrp.attribution.explanation import Explanation, mean_of, weighted
+from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Outcome, Pass, input_names
 from hilrp.attribution.plain_passes import Comparison, Findings, parts_differ
-from hilrp.attribution.references import DEFAULT, ByForm, Question, Reference, find
+from hilrp.attribution.reference_names import name_of
+from hilrp.attribution.references import DEFAULT, ByForm, Question, Reference, asked, find
+from hilrp.attribution.runner import Runner
 from hilrp.attribution.single_samples import one_by_one
-from hilrp.attribution.stages import find_stages, of_stage
+from hilrp.attribution.stages import find_kept, find_stages, of_stage
 from hilrp.engine import messages
-from hilrp.engine.recompute import Outdated, find_recomputed
-from hilrp.engine.tape import OtherWay, Tape, Tapes
-from hilrp.method.call import KnownLayers
+from hilrp.engine.recompute import find_recomputed
+from hilrp.engine.tape import OtherWay, Tapes
 from hilrp.method.ledger import OTHERS, Books, Ledger, Site
-from hilrp.method.rules import Rules
-from hilrp.targets import Target, logits_of, score_of, settled
-from hilrp.targets.classes import Checked, checked, question_of
-from hilrp.util.errors import AuditWarning, BooksError, HilrpError, InputError, ModelError
+from hilrp.method.rules import DEFAULT_RULES, Rules
+from hilrp.targets import Target, score_of, settled
+from hilrp.targets.classes import Checked
+from hilrp.util.errors import AuditWarning, HilrpError, InputError, ModelError
 from hilrp.util.nested import map_tensors, tensors
 
 Audit = Literal["strict", "warn", "off"]
@@ -43,7 +45,7 @@ def explain(
     model: nn.Module,
     x: Any,
     target: Target = None,
-    rules: str | Rules = "hilrp",
+    rules: str | Rules = DEFAULT_RULES,
     reference: Any = None,
     audit: Audit = "strict",
     stages: str | Sequence[str] | None = "auto",
@@ -52,7 +54,7 @@ def explain(
     passes: int | Chains = 1,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Decomposes a model's prediction over its input.
+    """Says how much higher a model's score is than on a reference, and decomposes that difference over the input.
 
     Args:
         model: Any PyTorch vision model, in evaluation mode. It is not changed.
@@ -60,13 +62,13 @@ def explain(
             keyword inputs (``{"pixel_values": x}``).
         target: What to explain: ``None`` for the predicted class, a class index, one per sample, one of
             `hilrp.targets`, or a function of the model's output that returns one scalar per sample.
-        rules: A preset's name or a `Rules`.
+        rules: A preset's name or a `Rules`. The default, ``"secant"``, is relative to a reference; ``"hilrp"``, the
+            paper's preset, needs none: it decomposes the score itself, of which constants keep a share.
         reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``,
             ``"blurred"``, a number, an input like ``x``, one of `hilrp.references`, a function of a `Question` that
             returns a list of such inputs (``lambda question: [question.x * 0]``), or a list of several to average over.
-            The pixels then hold ``f(x) - f(reference)`` exactly. Without one, constants keep their share of the score;
-            the rules ``"secant"`` then take each sample's mean per channel for pictures, volumes and videos, and zero
-            for other inputs (`hilrp.references.ByForm`).
+            The pixels hold ``f(x) - f(reference)`` exactly. By default each sample's mean per channel for pictures,
+            volumes and videos, and zero for other inputs (`hilrp.references.ByForm`); none with rules that need none.
         audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
         stages: Modules whose outputs get a map: ``"auto"``, a list of module paths, or ``None``. A module of several
             streams (the branches of CrossViT) gets one for each: ``blocks.0``, ``blocks.0[1]``.
@@ -99,19 +101,26 @@ class Explainer:
     is compared with what the model does (`audit="off"` leaves that out). What was found is remembered for the model as
     long as it lives.
 
-    An explainer keeps nothing between calls but which layers and how many classes the model has, which batch fitted
-    into memory, and recordings, if it is told to make them. It may be used from several threads.
+    An explainer keeps nothing between calls but which layers and how many classes the model has, whether a reference of
+    all samples can run as one of them, which batch fitted into memory, and recordings. It may be used from several
+    threads.
 
-    With ``compile=True`` and inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes,
-    types) come for the second time, and replayed from then on: at small batches a GPU else waits for Python. Values of
-    weights may change between calls. What a model does on the host (its hooks, what it prints or counts) happens only
-    in the recording, as do warnings about its operations; a model that asks the device for numbers while it runs can't
-    be recorded, and runs as without it, with a note. Targets are classes and contrasts; others run as without it. A
-    recording keeps the memory that it needs.
+    With inputs on a GPU, an explanation is recorded as a CUDA graph when inputs of a form (shapes, types) come for the
+    second time, and replayed from then on: at small batches a GPU else waits for Python. Values of weights may change
+    between calls. Targets are classes and contrasts; others run without a recording, and so does a model that asks the
+    device for numbers while it runs. A recording keeps the memory that it needs. What a model prints happens only in
+    the recording, as do warnings about its operations. With ``compile="auto"`` nothing is recorded of a model that has
+    forward hooks or counts its calls, nor where less than a quarter of the device's memory is free. ``True`` records
+    these, too, and notes what can't be; ``False`` records nothing.
 
     With ``recompute="auto"`` the repeated blocks of a model (or the modules of a list of paths) keep their inputs
     alone, and run again in the backward pass: very deep models and large pictures then need memory for one block at a
     time, and a third more time.
+
+    ``keep`` is a list of module paths: the relevance at their outputs is kept whole, in `Explanation.layers`
+    (``"layer4:input"``: of what that module is given, by position). In a network of one path it sums to what the
+    pixels' does, at every layer. Not of modules in blocks that run again (``recompute``), nor of views of memory that
+    the model writes to: these are errors.
 
     Example:
         >>> import torch, hilrp
@@ -123,13 +132,14 @@ class Explainer:
     def __init__(
         self,
         model: nn.Module,
-        rules: str | Rules = "hilrp",
+        rules: str | Rules = DEFAULT_RULES,
         reference: Any = None,
         audit: Audit = "strict",
         stages: str | Sequence[str] | None = "auto",
         itemised: bool = False,
-        compile: bool = False,
+        compile: bool | Literal["auto"] = "auto",
         recompute: str | Sequence[str] | None = None,
+        keep: Sequence[str] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
@@ -139,8 +149,8 @@ class Explainer:
             )
         if audit not in ("strict", "warn", "off"):
             raise InputError(f'audit={audit!r}: use "strict", "warn" or "off".')
-        if not isinstance(compile, bool):
-            raise InputError(f"compile={compile!r}: use True or False.")
+        if compile not in (True, False, "auto"):
+            raise InputError(f'compile={compile!r}: use "auto", True or False.')
         self.model = unwrap(model)
         self.rules = Rules.named(rules)
         if reference is not None or self.rules.constants == "reference":
@@ -151,9 +161,11 @@ class Explainer:
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
         self._recomputed = find_recomputed(self.model, recompute)
-        self._layers: tuple[Any, KnownLayers] | None = None
-        self._classes: int | None = None
-        self._recorder: Recorder[Outcome] | None = Recorder(self.model) if compile else None
+        kept = find_kept(self.model, keep, self._recomputed)
+        self._runner = Runner(
+            self.model, self.rules, self.stages, itemised, self._recomputed, kept,
+            Recorder(self.model, compile == "auto") if compile else None, self._problem, self._ran,
+        )  # fmt: skip
         self._fitted: dict[Hashable, int] = {}
 
     def attribute(self, x: Any, target: Target = None, batch: Batch = None, passes: int | Chains = 1) -> Any:
@@ -210,98 +222,52 @@ class Explainer:
         if reference is None:
             return self._explain(x, target, batch, None)
         notes = dict.fromkeys(reference.notes(question), 1) if isinstance(reference, ByForm) else {}
-        references = _asked(reference, replace(question, target=target))
+        references = asked(reference, replace(question, target=target))
         if not references:
             raise InputError("reference is an empty list: give at least one reference.")
         if chains.passes == 1:
             found = [self._explain(x, target, batch, each) for each in references]
-            return _together(found, notes)
+            return _together(found, notes, name_of(reference, question))
         if not callable(target):  # what is asked of the input is asked of every state
-            asked = score_of(question.output(x), target, batch)
-            assert asked.classes is not None
-            target = Checked(asked.classes, asked.against)
-        fills = [None] if chains.fill is None else _asked(find(chains.fill), replace(question, target=target))
+            named = score_of(question.output(x), target, batch)
+            assert named.classes is not None
+            target = Checked(named.classes, named.against)
+        fills = [None] if chains.fill is None else asked(find(chains.fill), replace(question, target=target))
         if len(fills) != 1:
             raise InputError("Chains(fill=...) is a list of several: give one.")
+        along = AlongChains(chains, self._runner, self._explain, self._explained, self._unsound)
         found = []
         for i, each in enumerate(references):
             tell = _part_of_progress(progress, i, len(references), chains.passes)
-            found.append(self._along(chains, x, target, batch, each, each if fills[0] is None else fills[0], tell))
-        return _together(found, notes)
-
-    def _along(
-        self, chains: Chains, x: Any, target: Target, batch: int, reference: Any, fill: Any, tell: Callable[[int], None]
-    ) -> Explanation:
-        """The mean over chains from the reference to the input.
-
-        Each state is run once, though it is the input of one step and the reference of the next.
-        """
-        mean: Explanation | None = None
-        draws: list[Any] = []
-        # A recording of a pass on the GPU has a place for its reference, and runs on it itself.
-        start = Tape() if self._recorder is None else None
-        for draw in range(chains.draws):
-            states = list(chains.chain(x, reference, fill, batch, draw))
-            tell_step = partial(_tell_step, tell, draw * chains.steps)
-            steps = self._steps(states, target, batch, start, tell_step)
-            if steps is None or (start is not None and not self._closes(summed(steps))):
-                start = None  # the model's operations depend on the values of its input: each runs on both
-                steps = self._steps(states, target, batch, None, tell_step)
-            assert steps is not None
-            found = summed(steps)
-            check_ends_meet(steps)
-            self._check_chain(found, steps, states, target, batch)
-            mean = found if mean is None else weighted([mean, found], [draw / (draw + 1), 1 / (draw + 1)])
-            draws.append(found.relevance)
-        assert mean is not None
-        return replace(mean, relevance=mean_of_draws(draws), passes=chains.passes, pairs=pairs_of(draws, batch))
-
-    def _steps(
-        self, states: list[Any], target: Target, batch: int, start: Tape | None, tell: Callable[[int], None]
-    ) -> list[Explanation] | None:
-        """The explanations of the steps of a chain; ``None`` if the model takes another way on another state.
-
-        With a tape for the first state, each state is run once.
-        """
-        found: list[Explanation] = []
-        played = start if start is not None and start.entries else None
-        for number, (before, state) in enumerate(pairwise(states)):
-            kept = Tape() if start is not None and number + 2 < len(states) else None
-            tapes = Tapes(played, kept, start if number == 0 and played is None else None)
-            try:
-                found.append(self._explain(state, target, batch, before, tapes))
-            except OtherWay:
-                return None
-            played = kept
-            tell(len(found))
-        return found
-
-    def _closes(self, found: Explanation) -> bool:
-        return not self.rules.conserving or bool((found.ledger.residual <= found.tolerance).all())
-
-    def _check_chain(
-        self, found: Explanation, steps: list[Explanation], states: list[Any], target: Target, batch: int
-    ) -> None:
-        """Raises or warns where the books of a chain don't close, naming the operation if one can be found."""
-        if self._closes(found):
-            return
-        worst = max(range(len(steps)), key=lambda i: float(steps[i].ledger.difference.abs().max()))
-        self._explain(states[worst + 1], target, batch, states[worst])
-        largest = float(found.ledger.residual.max())
-        self._unsound(BooksError(f"The books of a chain don't close: {largest:.1e} of the score is unaccounted for."))
+            found.append(along.mean(x, target, batch, each, each if fills[0] is None else fills[0], tell))
+        return _together(found, notes, name_of(reference, question))
 
     def _explain(self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None = None) -> Explanation:
         """Explains samples relative to one reference, or to none; as a step of a chain where there are tapes."""
-        found, recorded = self._outcome(x, target, batch, reference, tapes)
+        found, recorded = self._runner.outcome(x, target, batch, reference, tapes)
         if tapes is not None and tapes.played is not None and (found.read_outs or found.strangers):
             raise OtherWay("The model reads numbers out, which may be others on the reference.")
+        if not found.shared:
+            return self._explained(found, recorded, x, target, batch, reference, is_step=tapes is not None)
+        try:
+            return self._explained(found, recorded, x, target, batch, reference, is_step=False)
+        except OtherWay:
+            self._runner.shares = False
+            return self._explain(x, target, batch, reference, tapes)
+
+    def _explained(
+        self, found: Outcome, recorded: bool, x: Any, target: Target, batch: int, reference: Any, is_step: bool
+    ) -> Explanation:
+        """The explanation that a pass leaves, compared with plain passes."""
         ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
         sound = bool(found.sound)
         doubted = found.unsplit or (not sound and self._samples_mixed_up(ledger, limit))
         plain = self._beside_plain_passes(found, x, target, batch, reference, doubted, recorded)
+        if found.shared and (not sound or doubted or plain.mixed):
+            raise OtherWay("What was found may be due to the reference, which ran as one sample.")
         notes |= dict.fromkeys(plain.notes, 1)
         if doubted or plain.mixed:
-            run = self._pass(x, target, batch, Books(1, self.itemised), self.stages, reference=reference)
+            run = self._runner.forward(x, target, batch, Books(1, self.itemised), self.stages, reference=reference)
             found = one_by_one(run, found)
             ledger, sound = found.ledger, False
         if doubted:
@@ -323,7 +289,7 @@ class Explainer:
         ]
         if unchecked:
             notes[f"not checked: {'; '.join(unchecked)}"] = 1
-        if reference is not None and len(ledger.inputs) > 1 and tapes is None:
+        if reference is not None and len(ledger.inputs) > 1 and not is_step:
             pairs = zip(input_names(self.model, x), tensors(x), tensors(reference), strict=False)
             same = [name for name, t, t0 in pairs if name in ledger.inputs and torch.equal(t, t0)]
             notes |= {f"{name}: the same in the reference, and without relevance": 1 for name in same}
@@ -335,10 +301,10 @@ class Explainer:
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
         if not sound:
-            self._check(found, ledger, x, target, reference, is_step=tapes is not None)
+            self._check(found, ledger, x, target, reference, is_step)
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
-        # That of a chain is relative to its last score: one between may be zero.
-        scale = ledger.score if tapes is None else torch.ones_like(ledger.score)
+        # That of a chain is relative to its whole difference: that of a step may be zero.
+        scale = torch.ones_like(ledger.score) if is_step else ledger.explained
         return Explanation(
             relevance=found.relevance,
             input=map_tensors(Tensor.detach, x),
@@ -354,6 +320,8 @@ class Explainer:
             notes=notes,
             reference=None if reference is None else map_tensors(Tensor.detach, reference),
             unchecked=tuple(unchecked),
+            layers=found.layers,
+            layer_rows=found.layer_rows,
         )
 
     def _beside_plain_passes(
@@ -381,6 +349,8 @@ class Explainer:
             self.model, x, target, batch, reference, found, self._recomputed, recorded, follow, predict
         )
         findings = comparison.run(self._anew, doubted)
+        if found.shared and findings.errors:
+            raise OtherWay("What was found may be due to the reference, which ran as one sample.")
         for error in findings.errors:
             self._unsound(error)
             findings.unchecked.append(f"what an audit would have raised ({error})")
@@ -394,86 +364,8 @@ class Explainer:
     #: Whether all comparisons are made, whatever is known of the model.
     _anew = False
 
-    def _outcome(self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None) -> tuple[Outcome, bool]:
-        """What was found, and whether it was replayed from a recording."""
-
-        def step(inputs: tuple[Any, ...]) -> Outcome:
-            x, target, reference = inputs[:3]
-            books = Books(batch, self.itemised)
-            return self._pass(x, target, batch, books, self.stages, reference=reference, tapes=tapes).outcome()
-
-        if self._recorder is None:
-            try:
-                return step((x, target, reference)), False
-            except Outdated:
-                return step((x, target, reference)), False
-
-        inputs, found = self._recordable(x, target, batch, reference), None
-        if inputs is not None:
-            with torch.cuda.device(tensors(x)[0].device):
-                found = self._recorder.run(inputs, step)
-        if found is not None:
-            return found, True
-        return self._met(step((x, target, reference)), x, target, batch, reference), False
-
-    def _recordable(self, x: Any, target: Target, batch: int, reference: Any) -> tuple[Any, ...] | None:
-        """What a recording takes, where there can be one.
-
-        What a target that is a function does on the host, nobody knows.
-        """
-        if self._recorder is None or callable(target) or not all(t.is_cuda for t in tensors((x, reference))):
-            return None
-        if not self._recorder.same_model():
-            self._classes = None  # one with another head may have other classes
-        devices = {t.device for t in tensors((x, reference))} | self._recorder.devices
-        if self._classes is None or len(devices) > 1:
-            return None
-        logits = tensors(x)[0].new_empty(1).expand(batch, self._classes)
-        # How it is explained is part of the form.
-        return x, checked(target, logits), reference, repr((self.rules, self.stages, self.itemised))
-
-    def _met(self, found: Outcome, x: Any, target: Target, batch: int, reference: Any) -> Outcome:
-        """Notes what a recording needs to know, and why there is none."""
-        assert self._recorder is not None
-        logits = None if found.classes is None else logits_of(found.output)
-        # One number for each sample is one class.
-        count = 0 if logits is None else logits.shape[-1] if logits.ndim > 1 else 1
-        self._classes = count or None
-        inputs = self._recordable(x, target, batch, reference)
-        if inputs is not None:
-            self._recorder.meet(inputs)
-        if self._recorder.failure is None:
-            return found
-        note = f"runs without a CUDA graph, which could not be recorded ({self._recorder.failure})"
-        return replace(found, notes=found.notes | {note: 1})
-
-    def _pass(
-        self,
-        x: Any,
-        target: Target,
-        batch: int,
-        books: Books,
-        stages: Sequence[str] = (),
-        inspect: Callable[[Site, Tensor], None] | None = None,
-        reference: Any = None,
-        tapes: Tapes | None = None,
-    ) -> Pass:
-        """Runs the model forward under the engine; twice, where it takes another way than the last time."""
-        question, known = question_of(target), self._layers  # another target may ask for another head
-        expected = known[1] if known is not None and inspect is None and known[0] == question else None
-        recomputed = self._recomputed if inspect is None else frozenset()
-        found: Pass | None = None
-        for layers in (expected, None):
-            del found  # it holds a graph
-            found = Pass(
-                self.model, x, target, self.rules, books, self._problem, batch, stages, inspect, reference, layers,
-                recomputed, tapes,
-            )  # fmt: skip
-            if found.as_expected:
-                break
-        assert found is not None
-        self._layers = question, found.engine.layers.known
-        return found
+    def _ran(self, run: Pass) -> None:
+        """What is noted of each pass: nothing, unless it is an audit."""
 
     def _problem(self, error: HilrpError) -> None:
         """An operation without a rule. A rule set that doesn't claim to conserve may have those."""
@@ -502,7 +394,7 @@ class Explainer:
             return
 
         def run(inspect: Callable[[Site, Tensor], None] | None = None) -> Pass:
-            return self._pass(x, target, len(found.score), Books(1, itemised=True), (), inspect, reference)
+            return self._runner.forward(x, target, len(found.score), Books(1, itemised=True), (), inspect, reference)
 
         limit = found.limit
         results = [t for t in tensors((found.relevance, found.score)) if t.is_floating_point()]
@@ -529,14 +421,10 @@ def _sum_of_all(output: Any, count: int) -> Tensor:
     return torch.stack([t.double().sum() for t in tensors(output) if t.is_floating_point()]).sum().expand(count)
 
 
-def _together(found: list[Explanation], notes: dict[str, int]) -> Explanation:
+def _together(found: list[Explanation], notes: dict[str, int], relative_to: str) -> Explanation:
     """The mean of explanations relative to several references, with what should be said of these."""
     one = found[0] if len(found) == 1 else mean_of(found)
-    return replace(one, notes=notes | one.notes)
-
-
-def _tell_step(tell: Callable[[int], None], before: int, step: int) -> None:
-    tell(before + step)
+    return replace(one, notes=notes | one.notes, ledger=replace(one.ledger, relative_to=relative_to))
 
 
 def _part_of_progress(progress: Progress | None, number: int, count: int, passes: int) -> Callable[[int], None]:
@@ -547,33 +435,6 @@ def _part_of_progress(progress: Progress | None, number: int, count: int, passes
             progress(number * passes + done, count * passes)
 
     return tell
-
-
-def _asked(reference: Reference, question: Question) -> list[Any]:
-    """The references for a question; what a function of the user's is given and returns is said where it fails."""
-    try:
-        found = reference(question)
-    except (TypeError, AttributeError) as error:
-        if isinstance(error, HilrpError):
-            raise
-        raise InputError(
-            f"The reference {reference!r} raised {type(error).__name__}: {error}. A function as a reference is given "
-            "a hilrp.references.Question and returns a list of inputs like question.x: reference=lambda question: "
-            "[question.x * 0]."
-        ) from error
-    for each in found if isinstance(found, (list, tuple)) else ():
-        if [t.shape for t in tensors(each)] != [t.shape for t in tensors(question.x)]:
-            given, wanted = (", ".join(str(tuple(t.shape)) for t in tensors(tree)) for tree in (each, question.x))
-            raise InputError(
-                f"The reference {reference!r} returned an input of shape {given or 'nothing'}, where the model is "
-                f"given {wanted}: reference=lambda question: [question.x * 0]."
-            )
-    if not isinstance(found, (list, tuple)):
-        raise InputError(
-            f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda "
-            "question: [question.x * 0]."
-        )
-    return list(found)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -14,12 +13,14 @@ import torch
 from torch import Tensor
 
 from hilrp.attribution.error_bars import RegionSum, region_sum, standard_error
+from hilrp.attribution.marking import Marked, marked
+from hilrp.attribution.sentences import sentence
 from hilrp.attribution.verdicts import Verdict, verdict
-from hilrp.method.ledger import Ledger
+from hilrp.method.ledger import REFERENCE, Ledger
 from hilrp.method.rules import Rules
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import InputError
-from hilrp.util.nested import concatenated, jsonable, map_tensors, tensors
+from hilrp.util.nested import jsonable, map_tensors, tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +40,8 @@ class Explanation:
         output: The model's own output.
         stages: Name -> relevance map of that stage, ``[B,h,w]``; of a stage with several streams, the others are
             ``name[1]``, ...
-        trace: Name -> sum of relevance at that stage (or stream) / score, ``[B]``, from the input to the last stage.
+        trace: Name -> the part of the score, or of its difference to the reference's, that a stage (or stream) holds,
+            ``[B]``, from the input to the last stage.
         ledger: Where every unit of relevance went.
         rules: The rules that were used.
         tolerance: How far books may be from closing, by the precision of the pass.
@@ -50,6 +52,11 @@ class Explanation:
         passes: How many passes the map is the result of: see `hilrp.Chains`.
         pairs: The relevance from each pair of chains, in the form of the input, ``[B,pairs,...]`` with the channels of
             images summed; ``None`` with fewer than two pairs.
+        layers: Name -> relevance at a module that was named (``Explainer(keep=)``), in the form of its output; of
+            one that returns several tensors, the others are ``name[1]``, ..., and of one that runs several times,
+            later runs are ``name#2``, ...
+        layer_rows: How many rows of each of these are a sample's, one after the other (windows: several); 0, where
+            samples have no rows of their own.
     """
 
     relevance: Any
@@ -68,6 +75,8 @@ class Explanation:
     unchecked: tuple[str, ...] = ()
     passes: int = 1
     pairs: Any = None
+    layers: dict[str, Tensor] = field(default_factory=dict)
+    layer_rows: dict[str, int] = field(default_factory=dict)
 
     @property
     def map(self) -> Tensor:
@@ -75,9 +84,46 @@ class Explanation:
         return self.image_of(self.relevance).sum(1)
 
     @property
+    def relative_to(self) -> str | None:
+        """What the reference is called ("the picture's mean colour"), where there is one."""
+        return self.ledger.relative_to
+
+    def sentence(self, sample: int = 0, loaded: Any = None, region: Any = None) -> str:
+        """How much is explained, how much of it comes from a region, and whether anything is missing, in plain words.
+
+        Args:
+            sample: Of which sample.
+            loaded: What `hilrp.load` returned, or the names of the classes.
+            region: The region to speak of, as for `region`; by default the one that is `marked`.
+
+        Example:
+            >>> import torch, hilrp
+            >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).eval()
+            >>> with torch.no_grad():
+            ...     _ = model[1].weight.fill_(1), model[1].bias.fill_(2)
+            >>> found = hilrp.explain(model, torch.eye(2).expand(1, 3, 2, 2), 0, reference=0.0)
+            >>> print(found.sentence(0, ["cat", "dog"]).partition(", ")[2])
+            50 % comes from the marked region; nothing is missing.
+        """
+        from hilrp.attribution.panels import names_of, title_of
+
+        name = title_of(self, sample, names_of(loaded))
+        if region is None and not self._has_map:
+            return sentence(self, sample, name, None)
+        held = self.marked().held if region is None else self.region(region)
+        return sentence(self, sample, name, held, "the marked region" if region is None else "the region")
+
+    def comparison(self, sample: int = 0) -> str:
+        """How much higher the score is than on the reference: "6.000 higher than on zero"; without one, nothing."""
+        if self.relative_to is None:
+            return ""
+        difference = float(self.ledger.explained[sample])
+        return f"{abs(difference):.3f} {'lower' if difference < 0 else 'higher'} than on {self.relative_to}"
+
+    @property
     def stderr(self) -> Tensor | None:
         """The standard error of `map`, by the spread of the pairs of chains; ``None`` with fewer than two pairs."""
-        pairs = self._pairs_of_image
+        pairs = self.pair_maps
         return None if pairs is None else standard_error(pairs)
 
     def region(self, mask: Any) -> RegionSum:
@@ -94,15 +140,28 @@ class Explanation:
             >>> found.text(), found.stderr
             ('100 %', None)
         """
-        return region_sum(self.map, self._pairs_of_image, mask, self.ledger.explained)
+        return region_sum(self.map, self.pair_maps, mask, self.ledger.explained)
+
+    def marked(self) -> Marked:
+        """The smallest region that holds half of the evidence, by the smoothed map, and what the map has there.
+
+        With more than one pair of chains half of them choose the region, and the others say what it holds.
+
+        Example:
+            >>> import torch, hilrp
+            >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).eval()
+            >>> hilrp.explain(model, torch.randn(1, 3, 2, 2)).marked().mask.shape
+            torch.Size([1, 2, 2])
+        """
+        return marked(self.map.detach(), self.pair_maps, self.ledger.explained)
 
     @property
-    def _pairs_of_image(self) -> Tensor | None:
-        """The pairs of the input that `map` is of, ``[B,pairs,H,W]``: those of tokens have four axes, too."""
+    def pair_maps(self) -> Tensor | None:
+        """The map from each pair of chains, ``[B,pairs,H,W]``: `map` is their mean; ``None`` with fewer than two."""
         if self.pairs is None:
             return None
         image = self.image_of(self.relevance)
-        both = zip(tensors(self.relevance), tensors(self.pairs), strict=True)
+        both = zip(tensors(self.relevance), tensors(self.pairs), strict=True)  # pairs of tokens have four axes, too
         return next(pairs for relevance, pairs in both if relevance is image)
 
     @staticmethod
@@ -117,8 +176,7 @@ class Explanation:
     def verdicts(self) -> list[Verdict]:
         """What the books and the checks say of each sample's map, in a word: see `Verdict`."""
         # Relative to a reference it is the difference of the scores that is on the pixels, or isn't.
-        explained = self.ledger.explained
-        share = torch.where(explained == self.ledger.pixels, 1, self.ledger.pixels / explained)
+        share = torch.where(self.ledger.explained == self.ledger.pixels, 1, self.ledger.share)
         figures = zip(share.tolist(), self.ledger.residual.tolist(), self.ledger.contrast.tolist(), strict=True)
         checked = not self.unchecked
         return [verdict(part, residual, self.tolerance, contrast, checked) for part, residual, contrast in figures]
@@ -138,14 +196,19 @@ class Explanation:
             return t[chosen] if t.ndim and t.shape[0] == count else t
 
         parts = ("relevance", "input", "score", "target", "against", "output", "stages", "trace", "ledger", "reference")
-        return replace(self, **{name: map_tensors(pick, getattr(self, name)) for name in (*parts, "pairs")})
+        picked = {name: map_tensors(pick, getattr(self, name)) for name in (*parts, "pairs")}
+        # What has no rows for each sample can't be cut.
+        own = {name: t for name, t in self.layers.items() if self.layer_rows[name]}
+        layers = {n: t.unflatten(0, (count, -1))[chosen].flatten(0, 1) for n, t in own.items()}
+        return replace(self, **picked, layers=layers, layer_rows={name: self.layer_rows[name] for name in layers})
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors(self.relevance))
         share, residual = float(self.ledger.share.median()), float(self.ledger.residual.max())
         holders = " and ".join(self.ledger.arrived)
+        of_what = "" if self.relative_to is None else f" of the difference to {self.relative_to}"
         return (
-            f"Explanation({len(self)} samples, relevance {shapes}, share of {holders} {share:.3f}, "
+            f"Explanation({len(self)} samples, relevance {shapes}, share of {holders} {share:.3f}{of_what}, "
             f"largest residual {residual:.1e})"
         )
 
@@ -155,8 +218,12 @@ class Explanation:
         return plain
 
     def _facts(self) -> dict[str, Any]:
+        before = self.ledger.entries.get(REFERENCE)
         return {
             "score": self.score.tolist(),
+            "relative_to": self.relative_to,
+            "reference_score": before if before is None else before.tolist(),
+            "difference": None if before is None else self.ledger.explained.tolist(),
             "target": None if self.target is None else self.target.tolist(),
             "against": None if self.against is None else self.against.tolist(),
             "pixels": self.ledger.pixels.tolist(),
@@ -173,62 +240,136 @@ class Explanation:
             "rules": {name: getattr(self.rules, name) for name in self.rules.__dataclass_fields__},
         }
 
-    def plot(
+    def overlay(
         self,
-        classes: list[str] | None = None,
-        samples: Sequence[int] | None = None,
-        pictures: Tensor | None = None,
-        all_stages: bool = False,
-        titles: Sequence[str] | None = None,
-        outlines: Tensor | None = None,
-    ) -> Figure:
-        """A figure: input, overlay, signed map, stage maps and the books with their verdict, one row per sample.
+        sample: int = 0,
+        loaded: Any = None,
+        photo: Any = None,
+        region: Any = None,
+        height: int = 512,
+        array: bool = False,
+    ) -> Any:
+        """Relevance on the picture, as a PIL image: red speaks for what is explained, blue against it.
 
         Args:
-            classes: Names of the classes, for the titles.
-            samples: Which samples to draw; by default the first ten.
-            pictures: What the model saw, ``[B,3,H,W]`` from 0 to 1; by default the input, stretched to its range.
-            all_stages: Draw the maps of all stages, and not only of four.
-            titles: What is explained, in words, of each sample; by default the name of its class.
-            outlines: What is drawn around, ``[B,H,W]``: a region, the box of a detection.
+            sample: Of which sample.
+            loaded: What `hilrp.load` returned: without it, colours are those of the input, stretched to their range.
+            photo: The photograph, or its file, of which the model saw a part: it is drawn whole, with the map in its
+                place. Needs ``loaded``.
+            region: What is drawn around, ``[H,W]`` of the map; by default what is `marked`, with ``False`` nothing.
+            height: How many pixels high, at least.
+            array: Return an array ``[H,W,3]`` of bytes instead.
+
+        Example:
+            >>> import torch, hilrp
+            >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).eval()
+            >>> hilrp.explain(model, torch.randn(1, 3, 2, 2)).overlay().size
+            (512, 512)
         """
-        from matplotlib.figure import Figure
+        from hilrp.attribution.pictures import composed
+        from hilrp.attribution.shown import Shown
 
-        from hilrp.attribution.plotting import draw
+        photos = None if photo is None else {sample: photo}
+        outlines = None if region is None or region is False else {sample: region}
+        shown = Shown(self, loaded, photos, outlines=outlines, marks=region is not False, height=height)
+        picture = composed(shown.panel(sample))
+        if array:
+            return picture
+        from PIL import Image
 
-        return draw(self, Figure(), classes, samples, pictures, all_stages, titles, outlines)
+        return Image.fromarray(picture)
 
-    def show(self, classes: list[str] | None = None, samples: Sequence[int] | None = None) -> None:
+    def plot(
+        self,
+        loaded: Any = None,
+        samples: Sequence[int] | None = None,
+        photos: Any = None,
+        titles: Sequence[str] | None = None,
+        outlines: Tensor | None = None,
+        pictures: Tensor | None = None,
+    ) -> Figure:
+        """A figure: each sample large, with what is explained, how likely it is, and a sentence.
+
+        Args:
+            loaded: What `hilrp.load` returned, or the names of the classes.
+            samples: Which samples to draw; by default all, or the first 24: the figure says so.
+            photos: The photographs, or their files, of which the model saw parts; one for each sample.
+            titles: What is explained, in words, of each sample; by default the name of its class.
+            outlines: What is drawn around, ``[B,H,W]``: a region, the box of a detection; by default what is `marked`.
+            pictures: What the model saw, ``[B,3,H,W]`` from 0 to 1, where ``loaded`` doesn't know.
+        """
+        from hilrp.attribution.shown import Shown
+
+        return Shown(self, loaded, photos, titles, outlines, pictures).figure(samples)
+
+    def plot_details(
+        self,
+        loaded: Any = None,
+        samples: Sequence[int] | None = None,
+        titles: Sequence[str] | None = None,
+        outlines: Tensor | None = None,
+        pictures: Tensor | None = None,
+        all_stages: bool = False,
+    ) -> Figure:
+        """A figure: input, signed map, stage maps and the ledger with its verdict, one row per sample.
+
+        Args:
+            loaded: As for `plot`.
+            samples: As for `plot`; by default all, or the first ten.
+            titles: As for `plot`.
+            outlines: As for `plot`; by default none.
+            pictures: As for `plot`.
+            all_stages: Draw the maps of all stages, and not only of four.
+        """
+        from hilrp.attribution.shown import Shown
+
+        return Shown(self, loaded, None, titles, outlines, pictures).details(samples, all_stages)
+
+    def show(self, loaded: Any = None, samples: Sequence[int] | None = None, photos: Any = None) -> None:
         """Shows `plot` in a window or notebook."""
         import matplotlib.pyplot as plt
 
-        from hilrp.attribution.plotting import draw
+        from hilrp.attribution.shown import Shown
 
-        draw(self, plt.figure(), classes, samples)
+        Shown(self, loaded, photos).figure(samples, plt.figure())
         plt.show()
 
     def save(
         self,
         path: str | Path,
-        classes: list[str] | None = None,
-        pictures: Tensor | None = None,
+        loaded: Any = None,
+        photos: Any = None,
         all_stages: bool = False,
         facts: Mapping[str, Any] | None = None,
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
+        pictures: Tensor | None = None,
     ) -> list[Path]:
-        """Writes ``path.npz`` (arrays), of images ``path.png`` (`plot`), last ``path.json`` (figures, your ``facts``).
+        """Writes arrays (``path.npz``), of images two figures, and last the figures in numbers (``path.json``).
 
-        With several inputs the arrays are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file
-        appears whole or not at all. Returns their paths.
+        The figures are `plot` (``path.png``) and `plot_details` (``path.details.png``). With several inputs the arrays
+        are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears whole or not at all.
+
+        Args:
+            path: Where, without an ending.
+            loaded: As for `plot`.
+            photos: As for `plot`.
+            all_stages: As for `plot_details`.
+            facts: What else goes into the json.
+            titles: As for `plot`.
+            outlines: As for `plot`.
+            pictures: As for `plot`.
+
+        Returns:
+            The paths of the files.
         """
         base = Path(path)
         base = base.with_suffix("") if base.suffix in (".npz", ".json", ".png") else base
         if not base.name:
             raise InputError(f"save({str(path)!r}): give a file name; .npz, .json and .png are added to it.")
-        kinds = ["npz", *(["png"] if self._has_map else []), "json"]
+        kinds = ["npz", *(["png", "details.png"] if self._has_map else []), "json"]
         # Made before anything is written: names that don't fit are noticed here.
-        made = {k: self.encode(k, classes, pictures, all_stages, facts, titles, outlines) for k in kinds}
+        made = {k: self.encode(k, loaded, photos, all_stages, facts, titles, outlines, pictures) for k in kinds}
         written = [base.with_name(f"{base.name}.{kind}") for kind in kinds]
         for file, content in zip(written, made.values(), strict=True):
             write_whole(file, content)
@@ -237,45 +378,50 @@ class Explanation:
     def encode(
         self,
         kind: str,
-        classes: list[str] | None = None,
-        pictures: Tensor | None = None,
+        loaded: Any = None,
+        photos: Any = None,
         all_stages: bool = False,
         facts: Mapping[str, Any] | None = None,
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
+        pictures: Tensor | None = None,
     ) -> bytes:
-        """What `save` writes, as bytes: ``npz`` or ``json``; or the figure as ``png``, ``svg`` or ``pdf``.
+        """What `save` writes, as bytes: ``npz`` or ``json``, or a figure as ``png``, ``svg`` or ``pdf``.
+
+        With ``details.`` before the kind it is the figure of details.
 
         Example:
             >>> import torch, hilrp
             >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).eval()
-            >>> hilrp.explain(model, torch.randn(1, 3, 2, 2)).encode("pdf")[:4]
+            >>> hilrp.explain(model, torch.randn(1, 3, 2, 2)).encode("details.pdf")[:4]
             b'%PDF'
         """
         import numpy as np
 
         buffer = BytesIO()
         if kind == "npz":
-            np.savez_compressed(buffer, **{name: _array(value) for name, value in self._arrays().items()})
+            np.savez_compressed(buffer, **self.arrays())
         elif kind == "json":
             buffer.write(json.dumps(dict(facts or {}) | self.facts(), indent=1).encode())
-        elif kind in ("png", "svg", "pdf"):
-            from matplotlib import rc_context
+        elif kind.removeprefix("details.") in ("png", "svg", "pdf"):
+            from hilrp.attribution.shown import Shown
 
-            figure = self.plot(classes, None, pictures, all_stages, titles, outlines)
-            # Letters stay letters, so that the figure can be edited and its text be found.
-            with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
-                figure.savefig(buffer, format=kind)
+            return Shown(self, loaded, photos, titles, outlines, pictures).encoded(kind, all_stages)
         else:
-            raise InputError(f"encode({kind!r}): choose from npz, json, png, svg, pdf.")
+            raise InputError(f"encode({kind!r}): choose from npz, json, png, svg, pdf, details.png, ...")
         return buffer.getvalue()
 
     @property
     def _has_map(self) -> bool:
         return any(t.ndim == 4 for t in tensors(self.relevance))
 
-    def _arrays(self) -> dict[str, Tensor]:
+    def arrays(self) -> dict[str, Any]:
+        """What `save` writes into an npz, as numpy arrays by name: map, relevance, input, stages, scores."""
+        return {name: _array(value) for name, value in self._tensors().items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
         arrays = {f"stage/{name}": value for name, value in self.stages.items()} | {"score": self.score}
+        arrays |= {f"layer/{name}": value for name, value in self.layers.items()}
         for kind, tree in (("relevance", self.relevance), ("input", self.input)):
             if isinstance(tree, Tensor):
                 arrays[kind] = tree
@@ -285,94 +431,9 @@ class Explanation:
         if self._has_map:
             arrays["map"] = self.map
             arrays |= {} if self.stderr is None else {"stderr": self.stderr}
+        arrays["passes"] = torch.tensor(self.passes)
         return arrays | ({} if self.target is None else {"target": self.target})
 
 
 def _array(value: Tensor) -> Any:
     return value.detach().cpu().to(torch.float32 if value.dtype == torch.bfloat16 else value.dtype).numpy()
-
-
-def mean_of(explanations: Sequence[Explanation]) -> Explanation:
-    """The mean of explanations of the same inputs, relative to several references."""
-    return weighted(explanations, [1 / len(explanations)] * len(explanations))
-
-
-def weighted(explanations: Sequence[Explanation], weights: Sequence[float]) -> Explanation:
-    """The weighted sum of explanations of the same inputs; what can't be added up is the first's."""
-    first = explanations[0]
-
-    def total(parts: Sequence[Tensor]) -> Tensor:
-        if not parts[0].is_floating_point():
-            return parts[0]
-        exact = parts[0].dtype if parts[0].dtype == torch.float64 else torch.float32
-        sums = sum(
-            (w * t.to(exact) for w, t in zip(weights, parts, strict=True)), torch.zeros_like(parts[0], dtype=exact)
-        )
-        return sums.to(parts[0].dtype)
-
-    def like_input(name: str) -> Any:
-        trees = [getattr(each, name) for each in explanations]
-        if trees[0] is None:
-            return None
-        sums = {id(own[0]): total(own) for own in zip(*map(tensors, trees), strict=True)}
-        return map_tensors(lambda t: sums[id(t)], trees[0])
-
-    def by_name(name: str) -> dict[str, Tensor]:
-        parts: list[dict[str, Tensor]] = [getattr(each, name) for each in explanations]
-        known = {key: t for part in parts for key, t in part.items()}
-        # A stage that no relevance reaches in some of them has none there.
-        return {key: total([part.get(key, torch.zeros_like(t)) for part in parts]) for key, t in known.items()}
-
-    return replace(
-        first,
-        relevance=like_input("relevance"),
-        reference=like_input("reference"),
-        pairs=like_input("pairs"),
-        stages=by_name("stages"),
-        trace=by_name("trace"),
-        ledger=Ledger.weighted([each.ledger for each in explanations], weights),
-        tolerance=max(each.tolerance for each in explanations),
-        notes={note: count for each in explanations for note, count in each.notes.items()},
-        unchecked=_unchecked(explanations),
-    )
-
-
-def _unchecked(explanations: Sequence[Explanation]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(reason for each in explanations for reason in each.unchecked))
-
-
-def joined(explanations: Sequence[Explanation], x: Any) -> Explanation:
-    """The explanations of the parts of an input ``x``, in order, as one of the whole."""
-    sizes = [len(each) for each in explanations]
-
-    def every(name: str) -> list[Any]:
-        return [getattr(each, name) for each in explanations]
-
-    def cat(parts: list[Any]) -> Any:
-        return None if parts[0] is None else torch.cat(parts)
-
-    def like_input(trees: list[Any]) -> Any:
-        # Which of its tensors are held fixed can be told of the whole input alone: a part may have their length.
-        columns = zip(tensors(x), *map(tensors, trees), strict=True) if trees[0] is not None else ()
-        whole = {id(first): torch.cat([first, *rest]) for t, first, *rest in columns if t.shape[:1] == (sum(sizes),)}
-        return map_tensors(lambda t: whole.get(id(t), t), trees[0])
-
-    def by_name(parts: list[dict[str, Tensor]]) -> Any:
-        known = {name: value for part in parts for name, value in part.items()}
-        # A stage that no relevance reaches in some part has none there.
-        none = [{name: t.new_zeros(size, *t.shape[1:]) for name, t in known.items()} for size in sizes]
-        filled = [zeros | part for zeros, part in zip(none, parts, strict=True)]
-        return {name: torch.cat([part[name] for part in filled]) for name in known}
-
-    return replace(
-        explanations[0],
-        **{name: like_input(every(name)) for name in ("relevance", "reference", "pairs")},
-        **{name: cat(every(name)) for name in ("score", "target", "against")},
-        **{name: by_name(every(name)) for name in ("stages", "trace")},
-        input=map_tensors(Tensor.detach, x),
-        output=concatenated(every("output"), sizes),
-        ledger=Ledger.joined(every("ledger")),
-        tolerance=max(every("tolerance")),
-        notes=dict(sum(map(Counter, every("notes")), Counter())),
-        unchecked=_unchecked(explanations),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,21 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.checks import tolerance
-from hilrp.attribution.stages import channels_last, stream_name, streams, to_map
+from hilrp.attribution.stages import OF_INPUT, channels_last, stream_name, streams, to_map
 from hilrp.engine import messages
 from hilrp.engine.engine import Engine
 from hilrp.engine.tape import Tapes
-from hilrp.engine.tensor_info import Tracker
 from hilrp.method import fast, secant  # noqa: F401 (they enter their forms into the rules and the table)
 from hilrp.method.call import KnownLayers
 from hilrp.method.graph import graph_nodes
 from hilrp.method.ledger import Books, Ledger, Site
 from hilrp.method.linear import live_layers, note_use
 from hilrp.method.rules import Rules
-from hilrp.method.sample_axis import Layout
+from hilrp.method.sample_axis import Layout, copied
 from hilrp.targets import Target, score_of
 from hilrp.targets.classes import Checked, is_own
-from hilrp.util.errors import AuditError, HilrpError, ModelError
+from hilrp.util.errors import AuditError, HilrpError, InputError, ModelError
 from hilrp.util.memory import shortage
 from hilrp.util.nested import map_objects, map_tensors, tensors
 
@@ -42,7 +42,8 @@ class Outcome:
     See `Explanation` for most of it.
 
     Attributes:
-        sums: Stage -> sum of relevance per sample; ``maps``: stage -> map.
+        sums: Stage -> sum of relevance per sample; ``maps``: stage -> map; ``layers``: the whole relevance of others;
+            ``layer_rows``: how many rows of that are a sample's, one after the other; 0, where it has none of its own.
         unsplit: Whether an entry of the books could not be told apart by sample.
         limit: How far the books may be from closing.
         sound: Whether all is finite, the books close, and there is a score to decompose: one flag on the device.
@@ -54,6 +55,7 @@ class Outcome:
         unchecked: What nobody can see.
         target_chooses: Whether the target is a function of the user's that reads whole numbers out of the output (which
             class it is), and no others.
+        shared: Whether a reference that all samples have in common ran as one of them.
     """
 
     relevance: Any
@@ -76,6 +78,9 @@ class Outcome:
     problems: dict[str, int]
     unchecked: dict[str, int]
     target_chooses: bool
+    layers: dict[str, Tensor]
+    layer_rows: dict[str, int]
+    shared: bool = False
 
 
 class Pass:
@@ -95,6 +100,7 @@ class Pass:
         layers: What was found of the model's layers when it ran before.
         recomputed: Modules that run again in the backward pass, by identity.
         tapes: What the model computed on the reference, if it ran on it before, and what to keep for other passes.
+        keep: Modules whose relevance to keep whole: see `hilrp.attribution.stages.find_kept`.
 
     Attributes:
         score: The explained scalars, ``[B]``; ``reference_score``: what they are on the reference, where there is one.
@@ -103,6 +109,7 @@ class Pass:
         dtypes: The types that the score was computed in.
         sums: Stage -> sum of relevance per sample, after `backward`.
         maps: Stage -> relevance map, after `backward`.
+        layers: Kept module -> its relevance, after `backward`.
     """
 
     def __init__(
@@ -120,10 +127,14 @@ class Pass:
         layers: KnownLayers | None = None,
         recomputed: frozenset[int] = frozenset(),
         tapes: Tapes | None = None,
+        keep: Sequence[str] = (),
     ) -> None:
         self.books = books
         self.sums: dict[str, Tensor] = {}
         self.maps: dict[str, Tensor] = {}
+        self.layers: dict[str, Tensor] = {}
+        self.layer_rows: dict[str, int] = {}
+        self._keep, self._runs, self._held_at = keep, Counter[str](), list[tuple[str, Tensor, Tensor]]()
         self._channels_last: list[bool | None] = []
         self._stages, self._batch = stages, batch
         self._image = next((t.shape[2:] for t in tensors(x) if t.ndim == 4), None)
@@ -131,6 +142,7 @@ class Pass:
         # Words beside a picture: their tokens are no places in it.
         self._lengths = {t.shape[1] for t in tensors(x) if t.ndim == 2}
         relative = reference is not None
+        self._one_reference = tapes is not None and tapes.batch > 1
         self.engine = engine = Engine(
             model, rules, books, on_problem, self._capture, relative, inspect, layers, recomputed, tapes=tapes
         )
@@ -138,7 +150,9 @@ class Pass:
             self._leaves = map_tensors(self._leaf, x)
             # Inputs that are held fixed have no reference.
             pairs = zip(tensors(self._leaves), tensors(reference), strict=False)
-            before = {id(t): t0.detach().clone() for t, t0 in pairs if t.requires_grad}
+            before = {
+                id(t): copied(t0) if self._one_reference else t0.detach().clone() for t, t0 in pairs if t.requires_grad
+            }
             inputs = map_tensors(
                 lambda t: engine.tracker.watch(t, Layout(0, 1), before.get(id(t))) if t.requires_grad else t,
                 self._leaves,
@@ -148,6 +162,9 @@ class Pass:
                 engine.tracker.make(t)  # inputs that are held fixed come in as they are
             with engine:
                 output = self._forward(model, inputs)
+            if self._one_reference:  # what is asked may be another thing of every sample
+                engine.tapes.end()
+                engine.tapes = Tapes()
             output = map_objects(engine.current, output)  # what the model wrote in place is in other tensors
             tally = engine.tally
             reads, values = tally.read_outs.total(), tally.values_read.total()
@@ -155,6 +172,7 @@ class Pass:
                 found = score_of(output, target, batch)
             self._target_chooses = tally.read_outs.total() > reads and tally.values_read.total() == values
             score = engine.current(found.value)
+        self._check_held()
         engine.tapes.end()
         _check_score(engine, score)
         note_use([score])
@@ -212,10 +230,7 @@ class Pass:
                     f"and that the backward pass needs as it was ({error}). Write to a copy of it (clone()), or let "
                     "the model make a new one."
                 ) from error
-            raise ModelError(
-                f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient "
-                "checkpointing, turn it off: what it runs again in the backward pass, the engine doesn't see."
-            ) from error
+            raise ModelError(messages.failed_backward(error)) from error
         given = {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
         relevance = map_tensors(
             lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
@@ -260,6 +275,8 @@ class Pass:
             dict(tally.problems),
             dict(tally.unchecked),
             self._target_chooses,
+            self.layers,
+            self.layer_rows,
         )
 
     def _held(self, leaf: Tensor) -> Tensor:
@@ -284,14 +301,73 @@ class Pass:
                 raise messages.too_large(reason, shapes) from error
             if "marked as dirty" in str(error):
                 raise messages.function_that_writes(where) from error
+            if "torch.utils.checkpoint" in str(error):
+                raise ModelError(messages.failed_backward(error)) from error
+            if messages.is_of_reference(error) and self._runs_plainly(model):
+                raise ModelError(messages.failed_on_reference(error, where)) from error
             raise ModelError(messages.failed_forward(error, where, shapes)) from error
 
-    def _capture(self, path: str, module: nn.Module, output: Any, tracker: Tracker) -> None:
-        """Reads the relevance of a stage's streams when the backward pass comes by."""
-        if path in self._stages:
-            for i, features in enumerate(streams(output)):
-                if features.shape[0] == self._batch:
-                    self._read(stream_name(path, i), features, tracker.reference(features))
+    def _runs_plainly(self, model: nn.Module) -> bool:
+        """Whether the model runs on the input without the engine: what failed then failed on the reference."""
+        try:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                call_model(model, map_tensors(lambda t: t.detach().clone(), self._leaves))
+        except Exception:
+            return False
+        return True
+
+    def _capture(self, path: str, given: Any, output: Any, engine: Engine) -> None:
+        """Reads the relevance of a stage's streams, and of what is kept, when the backward pass comes by.
+
+        Args:
+            path: The module's.
+            given: Its arguments, when it begins.
+            output: What it returned, when it has ended.
+            engine: What it runs under: of modules that run again one of their own.
+        """
+        name, tree = (path, output) if given is None else (path + OF_INPUT, given)
+        with torch._C.DisableTorchFunction():
+            if name in self._keep:
+                self._runs[name] += 1
+                run = self._runs[name]
+                self._hold(name if run == 1 else f"{name}#{run}", tree, engine)
+            if path in self._stages and given is None:
+                for i, features in enumerate(streams(map_tensors(engine.current, output))):
+                    if features.shape[0] == self._batch:
+                        self._read(stream_name(path, i), features, engine.tracker.reference(features))
+
+    def _hold(self, name: str, tree: Any, engine: Engine) -> None:
+        """Keeps the relevance of tensors whole; of those that none reaches, zeros."""
+        layers, books, tracker = self.layers, self.books, engine.tracker
+        found = {id(now): (t, now) for t in tensors(tree) if (now := engine.current(t)).requires_grad}
+        for i, (named, t) in enumerate(found.values()):
+            before, key = tracker.reference(t), stream_name(name, i)
+            if t is not named and t._is_view():
+                raise _written(key)
+            self._held_at.append((key, named, t))
+            self.layer_rows[key] = self._rows(t, tracker.layout(t))
+            value = t.detach() if before is None else t.detach() - before
+            layers[key] = value.new_zeros(()).expand(value.shape)
+
+            def read(g: Tensor | None, key: str = key, value: Tensor = value) -> None:
+                if g is not None:
+                    layers[key] = value * (g / books.seed)
+
+            t.register_hook(read)
+
+    def _rows(self, t: Tensor, layout: Layout | None) -> int:
+        """How many rows of a tensor are a sample's, one after the other; 0, where it has none of its own."""
+        if self._batch == 1:
+            return len(t)
+        in_rows = layout is not None and layout.axis == 0 and len(t) == self._batch * layout.inner
+        return layout.inner if layout is not None and in_rows else 0
+
+    def _check_held(self) -> None:
+        """Raises where what is kept is a view whose memory was written to: part of its relevance goes another way."""
+        for name, named, t in self._held_at:
+            if t._is_view() and self.engine.current(named) is not t:
+                raise _written(name)
+        self._held_at.clear()
 
     def _read(self, name: str, features: Tensor, before: Tensor | None) -> None:
         value, image, books, sums, maps = features.detach(), self._image, self.books, self.sums, self.maps
@@ -344,6 +420,13 @@ def input_names(model: nn.Module, x: Any) -> list[str]:
             name = "pixels"
         found += [name if len(several) == 1 else f"{name}[{j}]" for j in range(len(several))]
     return found
+
+
+def _written(name: str) -> InputError:
+    return InputError(
+        f"keep: what is at `{name}` is a view of memory that the model writes to, so that its relevance also goes "
+        "other ways. Keep another module, or let the model write to memory of its own (inplace=False)."
+    )
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

@@ -154,17 +154,20 @@ class Comparison:
         """
         if related:
             self._check_reference(findings)
+        about_reference = len(findings.errors)
         constant = unknown and self._check_strangers(findings)
         changed = self._scores_of_changed(findings) if mixing else []
         if first or unknown or mixing:
             state = self._state_of_changed(bool(changed)) if first else None
+            if first and not findings.errors:
+                self._check_prediction(findings)
             plain = self._output(self.x)
             if first:
                 self._check_score(plain, findings)
                 self._check_state(state, findings)
-            if first and self.reference is None and not findings.errors:
-                self._check_prediction(findings)
             findings.mixed = self._mixes(plain, changed, findings)
+        # What is wrong on the input itself comes first: it is wrong on the reference for the same reason.
+        findings.errors = findings.errors[about_reference:] + findings.errors[:about_reference]
         return constant
 
     def _form(self) -> Hashable:

@@ -1,4 +1,4 @@
-"""Pictures of an explanation: input, overlay, signed map, stage maps, and a waterfall of the books."""
+"""The figure of details of an explanation: input, signed map, stage maps, and a waterfall of the ledger."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from hilrp.util.errors import InputError
+from hilrp.attribution.marking import smoothed
+from hilrp.method.ledger import REFERENCE
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hilrp.attribution.explanation import Explanation
 
-#: Relevance is signed: blue speaks against the target, red for it, white is zero.
-COLOURS = "seismic"
-#: Bars of the books.
-FOR, AGAINST = "#b2182b", "#2166ac"
+#: Relevance is signed: blue speaks against the target, red for it, white is zero. Who sees no red or no green tells
+#: them apart as well, and both ends are equally dark.
+COLOURS = "RdBu_r"
+#: Bars of the ledger; that of the reference's score, from which they start.
+FOR, AGAINST, BEFORE = "#b2182b", "#2166ac", "#999999"
 #: At most this many stage maps are drawn; more (the blocks of a flat transformer) are thinned out evenly.
 STAGES = 4
 #: A title is as wide as its picture: this many letters.
 _TITLE = 30
-#: At most this many samples are drawn, unless they are named.
-_ROWS = 10
+#: A name of a bar: this many letters a line.
+_LABEL = 18
 
 
 def as_text(name: str) -> str:
@@ -42,43 +43,65 @@ def as_text(name: str) -> str:
 def draw(
     explanation: Explanation,
     drawing: Figure,
-    classes: list[str] | None = None,
-    samples: Sequence[int] | None = None,
-    pictures: Tensor | None = None,
+    samples: Sequence[int],
+    pictures: np.ndarray,
+    titles: Sequence[str],
+    outlines: Sequence[np.ndarray] | None = None,
     all_stages: bool = False,
-    titles: Sequence[str] | None = None,
-    outlines: Tensor | None = None,
+    note: str = "",
 ) -> Figure:
-    """One row per sample, on an empty figure: input, overlay, signed map, stage maps, books."""
-    samples = list(range(min(_ROWS, len(explanation)))) if samples is None else list(samples)
-    image = explanation.image_of(explanation.input).detach().float().cpu().numpy()
+    """One row per sample, on an empty figure: input, signed map, stage maps, ledger.
+
+    Args:
+        explanation: The explanation.
+        drawing: The figure.
+        samples: Which samples.
+        pictures: What the model saw of each sample, ``[B,H,W,3]``.
+        titles: What is explained of each.
+        outlines: What is drawn around on each picture.
+        all_stages: Draw the maps of all stages, and not only of four.
+        note: What is said above all of them.
+    """
     maps = explanation.map.detach().float().cpu().numpy()
     names = stages_shown(explanation, samples, all_stages)
-    columns = 4 + len(names)
-    drawing.set_size_inches(2.5 * columns + 1.3, 2.7 * len(samples))
+    errors = explanation.stderr
+    # Input, map, perhaps its standard error, stages, ledger.
+    columns = 3 + len(names) + (errors is not None)
+    drawing.set_size_inches(2.9 * columns + 1.5, 3.2 * len(samples))
     drawing.set_layout_engine("constrained")
     axes = drawing.subplots(len(samples), columns, squeeze=False, width_ratios=[1] * (columns - 1) + [1.5])
+    if note:
+        drawing.suptitle(as_text(note), fontsize=10)
     for i, row in zip(samples, axes, strict=True):
-        picture = displayable(image[i]) if pictures is None else pictures[i].permute(1, 2, 0).cpu().numpy()
-        row[0].imshow(picture)
-        row[0].set_title(as_text(_title(explanation, i, classes, titles)), fontsize=9)
-        overlay(row[1], picture, maps[i])
+        row[0].imshow(np.clip(pictures[i], 0, 1))
+        row[0].set_title(as_text(_title(explanation, i, titles[i])), fontsize=10)
         if outlines is not None:
-            for axis, colour in zip(row[:2], ("white", "black"), strict=True):
-                axis.contour(outlines[i].cpu().numpy(), levels=[0.5], colors=colour, linewidths=1)
-        row[1].set_title("relevance on the input", fontsize=9)
-        shown = row[2].imshow(maps[i], cmap=COLOURS, **symmetric(maps[i]))
-        row[2].set_title("relevance, signed", fontsize=9)
-        drawing.colorbar(shown, ax=row[2], shrink=0.75)
-        for axis, name in zip(row[3:-1], names, strict=True):
+            row[0].contour(outlines[i], levels=[0.5], colors="white", linewidths=1)
+        shown = row[1].imshow(maps[i], cmap=COLOURS, **symmetric(maps[i]))
+        row[1].set_title(f"relevance, signed{_passes(explanation)}", fontsize=10)
+        drawing.colorbar(shown, ax=row[1], shrink=0.75)
+        if errors is not None:
+            _draw_errors(row[2], errors[i].detach().float().cpu().numpy(), maps[i])
+            drawing.colorbar(row[2].images[0], ax=row[2], shrink=0.75)
+        for axis, name in zip(row[-1 - len(names) : -1], names, strict=True):
             stage = explanation.stages[name][i].detach().float().cpu().numpy()
             axis.imshow(stage, cmap=COLOURS, **symmetric(stage))
-            axis.set_title(as_text(f"{name}\n{held(explanation, name, i)}"), fontsize=8)
+            axis.set_title(as_text(f"{name}\n{held(explanation, name, i)}"), fontsize=9)
         for axis in row[:-1]:
             axis.set_axis_off()
             axis.set(xticks=[], yticks=[])  # not shown, but placed and measured all the same
-        _books(row[-1], explanation, i)
+        _ledger(row[-1], explanation, i)
     return drawing
+
+
+def _passes(explanation: Explanation) -> str:
+    return f", {explanation.passes} passes" if explanation.passes > 1 else ""
+
+
+def _draw_errors(axis, error: np.ndarray, relevance: np.ndarray) -> None:  # type: ignore[no-untyped-def]
+    """The standard error of a map, on the scale of the map: what is as dark there is as large."""
+    axis.imshow(error, cmap="Greys", vmin=0, vmax=symmetric(relevance)["vmax"])
+    axis.set_title("its standard error", fontsize=10)
 
 
 def displayable(image: np.ndarray) -> np.ndarray:
@@ -98,22 +121,12 @@ def symmetric(values: np.ndarray) -> dict[str, float]:
     return {"vmin": -limit, "vmax": limit}
 
 
-def overlay(axis, picture: np.ndarray, relevance: np.ndarray) -> None:  # type: ignore[no-untyped-def]
-    """Shows `blend` on an axis."""
-    axis.imshow(blend(picture, relevance))
-
-
 def blend(picture: np.ndarray, relevance: np.ndarray) -> np.ndarray:
     """The picture ``[H,W,3]`` in pale grey, with relevance laid over it: the stronger, the more opaque.
 
     Lightly smoothed.
     """
-    smooth = max(1, min(relevance.shape) // 48)
-    kernel = np.hanning(2 * smooth + 3)[1:-1]
-    kernel /= kernel.sum()
-    blurred = relevance
-    for axis in (0, 1) if min(relevance.shape) > len(kernel) else ():
-        blurred = np.apply_along_axis(lambda line: np.convolve(line, kernel, "same"), axis, blurred)
+    blurred = smoothed(torch.from_numpy(np.ascontiguousarray(relevance))[None].float())[0].numpy()
     strength = np.clip(np.abs(blurred) / symmetric(blurred)["vmax"], 0, 1)[..., None]
     ground = 0.4 + 0.6 * picture.mean(2, keepdims=True)
     blended: np.ndarray = (1 - 0.9 * strength) * ground + 0.9 * strength * coloured(blurred)
@@ -122,7 +135,11 @@ def blend(picture: np.ndarray, relevance: np.ndarray) -> np.ndarray:
 
 def coloured(relevance: np.ndarray) -> np.ndarray:
     """Relevance ``[H,W]`` in colours ``[H,W,3]``, on a scale that is centred at zero."""
-    limit = symmetric(relevance)["vmax"]
+    return coloured_by(relevance, symmetric(relevance)["vmax"])
+
+
+def coloured_by(relevance: np.ndarray, limit: float) -> np.ndarray:
+    """The same, on a scale that ends at the limit."""
     colours: np.ndarray = colormaps[COLOURS]((relevance / limit + 1) / 2)[..., :3]
     return colours
 
@@ -136,68 +153,59 @@ def stages_shown(explanation: Explanation, samples: Sequence[int], all_stages: b
     return [names[round(i)] for i in np.linspace(0, len(names) - 1, STAGES)]
 
 
-def _title(explanation: Explanation, i: int, classes: list[str] | None, titles: Sequence[str] | None) -> str:
+def _title(explanation: Explanation, i: int, title: str) -> str:
     score = f"score {float(explanation.score[i]):.3f}"
-    if titles is not None:
-        return f"{fill(titles[i], _TITLE)}\n{score}"
-    if explanation.target is None:
-        return score
-    index = int(explanation.target[i])
-    if classes is not None and index >= len(classes):
-        raise InputError(
-            f"classes has {len(classes)} names, but class {index} is explained. Pass the name of every class."
-        )
-    names = classes or [f"class {c}" for c in range(index + 1)]
-    said = names[index]
-    if explanation.against is not None:
-        other = int(explanation.against[i])
-        said += f" rather than {classes[other] if classes else other}"
-    return f"{fill(said, _TITLE)}\n{score}"
+    if explanation.relative_to is not None:
+        score += "\n" + fill(explanation.comparison(i), _TITLE)
+    return f"{fill(title, _TITLE)}\n{score}"
 
 
 def held(explanation: Explanation, stage: str, i: int) -> str:
     """How much a stage holds: of the score, or of its difference to the reference."""
     part = float(explanation.trace[stage][i])
-    if explanation.reference is None:
-        return f"{part:.2f} of the score"
-    explained = float(explanation.ledger.explained[i])
-    return f"{part * float(explanation.ledger.score[i]) / explained:.2f} of the difference" if explained else ""
+    return f"{part:.2f} of the {'score' if explanation.reference is None else 'difference'}"
 
 
 def shares(explanation: Explanation, i: int) -> list[tuple[str, float]]:
-    """What the books of a sample are made of: the pixels, the largest entries, the rest, and what is missing."""
+    """What the ledger of a sample is made of.
+
+    The reference's score, where there is one, the pixels, the largest entries, the rest, and what is missing.
+    """
     ledger = explanation.ledger
     visible = 0.005 * abs(float(ledger.score[i]))
-    entries = sorted(((n, float(v[i])) for n, v in ledger.entries.items()), key=lambda item: -abs(item[1]))
+    kept = ledger.entries
+    entries = [(name, float(value[i])) for name, value in kept.items() if name != REFERENCE]
+    entries.sort(key=lambda item: -abs(item[1]))
     large = [(name, value) for name, value in entries if abs(value) >= visible][:5]
     rest = sum(value for _, value in entries) - sum(value for _, value in large)
     ends = [("other", rest), ("not accounted for", float(ledger.difference[i]))]
     arrived = [(name, float(value[i])) for name, value in ledger.arrived.items()]
-    return [*arrived, *large, *(end for end in ends if abs(end[1]) >= visible)]
+    before = [(f"on {explanation.relative_to}", float(ledger.entries[REFERENCE][i]))] if REFERENCE in kept else []
+    return [*before, *arrived, *large, *(end for end in ends if abs(end[1]) >= visible)]
 
 
-def _books(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
-    """A waterfall: score = pixels + what constants kept."""
+def _ledger(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
+    """A waterfall: score = pixels + what constants kept; or, from the reference's score, + the pixels."""
     ledger = explanation.ledger
     parts = shares(explanation, i)
     start = 0.0
     for row, (_, value) in enumerate(parts):
-        axis.barh(row, value, left=start, color=FOR if value >= 0 else AGAINST, height=0.7)
+        colour = BEFORE if row == 0 and explanation.relative_to is not None else FOR if value >= 0 else AGAINST
+        axis.barh(row, value, left=start, color=colour, height=0.7)
         side = "left" if value >= 0 else "right"
-        axis.text(start + value, row, f" {value:.2f} ", va="center", fontsize=7, ha=side)
+        axis.text(start + value, row, f" {value:.2f} ", va="center", fontsize=8, ha=side)
         start += value
     axis.barh(len(parts), float(ledger.score[i]), color="#555555", height=0.7)
-    axis.set_yticks(range(len(parts) + 1), [as_text(name) for name, _ in parts] + ["score"], fontsize=7)
+    labels = [as_text(fill(name, _LABEL)) for name, _ in parts]
+    axis.set_yticks(range(len(parts) + 1), [*labels, "score"], fontsize=8)
     axis.invert_yaxis()
     axis.use_sticky_edges = False
     axis.margins(x=0.25)
     axis.tick_params(axis="x", labelsize=7)
     word = explanation.verdicts[i]
-    holders = " + ".join(ledger.arrived)
-    holding = (
-        f"{holders} {float(ledger.share[i]):.1%}" if explanation.reference is None else f"reference + {holders} = score"
-    )
-    said = f"{word}: {holding}, residual {float(ledger.residual[i]):.0e}"
+    of_what = "" if explanation.relative_to is None else " of the difference"
+    holding = f"{' + '.join(ledger.arrived)} {float(ledger.share[i]):.1%}{of_what}"
+    said = f"{word}: {holding},\nresidual {float(ledger.residual[i]):.0e}"
     axis.set_title(as_text(said), fontsize=9, color=word.colour)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -20,7 +20,7 @@ from hilrp.attribution.checks import check_storage
 from hilrp.attribution.forward_backward import input_names
 from hilrp.attribution.neutral import Neutral
 from hilrp.attribution.question import Question, is_image, normalisation, places
-from hilrp.util.errors import InputError
+from hilrp.util.errors import HilrpError, InputError
 from hilrp.util.nested import map_tensors, tensors
 
 
@@ -38,9 +38,11 @@ class Given:
 
     Attributes:
         value: Like the input; of one sample for all of them.
+        name: What it is called in tables and figures: the score is 8.2 higher than on ...
     """
 
     value: Any
+    name: str = "the reference given"
 
     def __call__(self, question: Question) -> list[Any]:
         """The value, for each sample."""
@@ -156,12 +158,12 @@ class ByForm:
     """What fits the form of each input.
 
     Each sample's own mean per channel for pictures, spectrograms, volumes and videos (four or five axes), and zero for
-    embeddings and tables (two or three). Words stay as they are.
+    embeddings and tables (up to three). Words stay as they are.
     """
 
     def __call__(self, question: Question) -> list[Any]:
         """The mean or zero, for each input of the samples."""
-        own = {id(t) for t in self._varied(question)}
+        own = {id(t) for t in self.varied(question)}
 
         def fill(t: Tensor) -> Tensor:
             if id(t) not in own:
@@ -172,13 +174,14 @@ class ByForm:
         return [map_tensors(fill, question.x)]
 
     @staticmethod
-    def _varied(question: Question) -> list[Tensor]:
+    def varied(question: Question) -> list[Tensor]:
+        """The inputs that are others on the reference."""
         named = zip(tensors(question.x), input_names(question.model, question.x), strict=True)
         return [t for t, name in named if _is_of_samples(t, question.batch) and name != "words"]
 
     def notes(self, question: Question) -> list[str]:
         """What should be said of it."""
-        shapes = ", ".join(str(tuple(t.shape)) for t in self._varied(question) if not places(t))
+        shapes = ", ".join(_shape_of_samples(t) for t in self.varied(question) if not places(t))
         if not shapes:
             return []
         return [f"relative to zero, since an input of shape {shapes} is no picture. Give reference= for something else"]
@@ -186,7 +189,12 @@ class ByForm:
 
 def _is_of_samples(t: Tensor, batch: int) -> bool:
     """Whether an input holds numbers for each sample; others are held fixed."""
-    return t.is_floating_point() and t.ndim > 1 and t.shape[0] == batch
+    return t.is_floating_point() and t.shape[:1] == (batch,)
+
+
+def _shape_of_samples(t: Tensor) -> str:
+    """The shape of an input, however many samples there are."""
+    return f"[{','.join(['B', *map(str, t.shape[1:])])}]"
 
 
 @dataclass(frozen=True)
@@ -266,6 +274,33 @@ def find(reference: Any) -> Reference:
     if callable(reference):
         return reference
     return Given(reference)
+
+
+def asked(reference: Reference, question: Question) -> list[Any]:
+    """The references for a question; what a function of the user's is given and returns is said where it fails."""
+    try:
+        found = reference(question)
+    except (TypeError, AttributeError) as error:
+        if isinstance(error, HilrpError):
+            raise
+        raise InputError(
+            f"The reference {reference!r} raised {type(error).__name__}: {error}. A function as a reference is given "
+            "a hilrp.references.Question and returns a list of inputs like question.x: reference=lambda question: "
+            "[question.x * 0]."
+        ) from error
+    for each in found if isinstance(found, (list, tuple)) else ():
+        if [t.shape for t in tensors(each)] != [t.shape for t in tensors(question.x)]:
+            given, wanted = (", ".join(str(tuple(t.shape)) for t in tensors(tree)) for tree in (each, question.x))
+            raise InputError(
+                f"The reference {reference!r} returned an input of shape {given or 'nothing'}, where the model is "
+                f"given {wanted}: reference=lambda question: [question.x * 0]."
+            )
+    if not isinstance(found, (list, tuple)):
+        raise InputError(
+            f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda "
+            "question: [question.x * 0]."
+        )
+    return list(found)
 
 
 __all__ = [

@@ -24,6 +24,7 @@ def one_by_one(run: Pass, found: Outcome) -> Outcome:
     batch = len(found.score)
     rows: list[list[Tensor]] = [[] for _ in tensors(found.relevance)]
     ledgers, sums, maps = [], defaultdict(list), defaultdict(list)
+    layers = dict(run.layers)
     for i in range(batch):
         relevance, ledger = of_sample(run, i)
         ledgers.append(ledger)
@@ -31,6 +32,11 @@ def one_by_one(run: Pass, found: Outcome) -> Outcome:
             row.append(t[i : i + 1])
         for name, total in run.sums.items():
             sums[name].append(total.sum().reshape(1))  # what is on its way to other samples is on its way, too
+        for name, each in run.layers.items():
+            count = found.layer_rows[name]
+            own = slice(i * count, (i + 1) * count) if count else slice(None)  # without rows of its own: all of them
+            layers[name] = layers[name].clone()
+            layers[name][own] += each[own]
         for name, each in run.maps.items():
             maps[name].append(each[i : i + 1])
     run.close()
@@ -44,12 +50,13 @@ def one_by_one(run: Pass, found: Outcome) -> Outcome:
         ledger=Ledger.joined(ledgers),
         sums={name: torch.cat(each) for name, each in sums.items()},
         maps={name: torch.cat(each) for name, each in maps.items() if len(each) == batch},
+        layers=layers,
     )
 
 
 def of_sample(run: Pass, sample: int) -> tuple[Any, Ledger]:
     """The relevance of one sample's score, and its ledger; what lies on other samples is an entry of its own."""
-    for held in (run.books, run.sums, run.maps):
+    for held in (run.books, run.sums, run.maps, run.layers):
         held.clear()
     relevance, arrived = run.backward(sample)
     own = {name: value[sample : sample + 1] for name, value in arrived.items()}

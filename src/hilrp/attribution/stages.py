@@ -1,6 +1,7 @@
 """Stages: where in a model the stage maps and the conservation trace are read.
 
-timm models say so themselves (``feature_info``). For others the containers of their blocks are found.
+timm models say so themselves (``feature_info``). For others the containers of their blocks are found. Before them
+comes the patch embedding, or the stem: the paper's algorithm begins its trace there (line 8).
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from hilrp.util.nested import tensors
 _LARGE = 0.01
 #: What the towers for pictures are called: open_clip's and the zoo's, transformers'.
 _TOWERS = ("visual", "vision_model")
+#: After the path of a module whose relevance is kept: that of what it is given, by position.
+OF_INPUT = ":input"
+#: What makes the first features of a picture is called: timm's names, those of transformers, torchvision's.
+_EMBEDDINGS = {"patch_embed", "patch_embed1", "patch_embeds", "patch_embeddings", "patch_embedding", "conv_proj"}
+_EMBEDDINGS |= {"stem", "conv_stem"}
 
 
 def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[str]:
@@ -40,12 +46,65 @@ def find_stages(model: nn.Module, stages: str | Sequence[str] | None) -> list[st
     return list(stages)
 
 
+def find_kept(model: nn.Module, keep: Sequence[str], recomputed: frozenset[int] = frozenset()) -> list[str]:
+    """The paths of modules whose relevance is to be kept whole: at their outputs, or with `OF_INPUT` at their inputs.
+
+    Modules that run again in the backward pass, which are given by identity, and what is in them have several runs that
+    can't be told apart by their order.
+
+    Example:
+        >>> find_kept(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["0", "1:input"])
+        ['0', '1:input']
+    """
+    if isinstance(keep, str) or not isinstance(keep, Sequence):
+        raise InputError(f'keep={keep!r}: give a list of module paths, ["layer4"], or ["layer4:input"] for its input.')
+    modules = dict(model.named_modules())
+    unknown = [name for name in keep if not isinstance(name, str) or name.removesuffix(OF_INPUT) not in modules]
+    if unknown:
+        raise InputError(
+            f"keep: the model has no module named {', '.join(map(repr, unknown))}. model.named_modules() lists the "
+            'names; "name:input" is for what a module is given.'
+        )
+    again = [path for path, module in modules.items() if id(module) in recomputed]
+    for name in keep:
+        if any(f"{name.removesuffix(OF_INPUT)}.".startswith(f"{path}.") for path in again):
+            raise InputError(
+                f"keep: {name!r} runs again in the backward pass. Name other modules, here or in recompute=."
+            )
+    return list(keep)
+
+
 def _automatic(model: nn.Module, modules: dict[str, nn.Module]) -> list[str]:
     """What the model says of itself; of a model of pictures and words, the stages of the picture's tower."""
     tower = next((name for name in modules if name.rpartition(".")[2] in _TOWERS), None)
     if tower is None:
-        return _from_feature_info(model, modules) or _from_structure(model)
+        found = _from_feature_info(model, modules) or _from_structure(model)
+        return [*_embeddings(modules, found), *found]
     return [f"{tower}.{name}" for name in find_stages(modules[tower], "auto")]
+
+
+def _embeddings(modules: dict[str, nn.Module], stages: list[str]) -> list[str]:
+    """The patch embedding or the stem of a model, unless a stage is in it; of several branches, that of each.
+
+    A list of embeddings (PVT's, one before each stage) begins with the one that takes the picture.
+    """
+    for name, module in modules.items():
+        if name.rpartition(".")[2] not in _EMBEDDINGS and not (name == "conv1" and _makes_patches(module)):
+            continue
+        if any(f"{stage}.".startswith(f"{name}.") or f"{name}.".startswith(f"{stage}.") for stage in stages):
+            return []
+        return [part for part in _that_run(name, module) if _channels(modules[part]) == _channels(module)]
+    return []
+
+
+def _channels(module: nn.Module) -> int | None:
+    """How many channels the first convolution in a module takes."""
+    return next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+
+
+def _makes_patches(module: nn.Module) -> bool:
+    """Whether it is a convolution over patches that don't overlap: open_clip's embedding is called as ResNet's stem."""
+    return isinstance(module, nn.Conv2d) and module.stride == module.kernel_size and module.stride[0] > 1
 
 
 def _from_feature_info(model: nn.Module, modules: dict[str, nn.Module]) -> list[str]:

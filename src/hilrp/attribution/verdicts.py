@@ -1,4 +1,4 @@
-"""What the books say of a map, in one word and in one sentence."""
+"""What the ledger says of a map, in one word and in one sentence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class Verdict(StrEnum):
     """Whether a map decomposes its score.
 
     The paper calls a map *degenerate* that arrives with next to nothing, or with many times the score, and still looks
-    plausible. Books tell two cases apart: relevance that was lost on the way, and relevance that constants of the model
-    kept. *Valid* is earned: the ledger closes, and the explanation was compared with plain passes of the model.
+    plausible. The ledger tells two cases apart: relevance that was lost on the way, and relevance that constants of the
+    model kept. *Valid* is earned: the ledger closes, and the explanation was compared with plain passes of the model.
     """
 
     VALID = "valid"
@@ -33,25 +33,26 @@ class Verdict(StrEnum):
 
 _MEANINGS = {
     Verdict.VALID: (
-        "The books close, and most of the score (or all of its difference to a reference) is on the pixels, as "
-        "plain passes of the model confirm: the map decomposes the prediction."
+        "The numbers add up, and the pixels hold most of the score, or of its difference to that on the reference, as "
+        "plain passes of the model confirm: the map decomposes it."
     ),
     Verdict.UNVERIFIED: (
-        "The books close, but not all that could make the map wrong was ruled out: the notes say what was not checked."
+        "The numbers add up, but not all that could make the map wrong was ruled out: the notes say what was not "
+        "checked."
     ),
     Verdict.NOTHING: (
-        "The score is that of the reference: there is no difference to decompose, and the map shows rounding."
+        "The score is the same on the reference: there is no difference to decompose, and the map shows rounding."
     ),
     Verdict.ABSORBED: (
-        "The books close, but biases, shifts and other constants of the model keep most of the score, or more "
+        "The numbers add up, but biases, shifts and other constants of the model keep most of the score, or more "
         "than all of it: the map ranks what is left."
     ),
     Verdict.INFLATED: (
-        "The books close, but the pixels hold more than twice the score, for or against, which constants make up "
+        "The numbers add up, but the pixels hold more than twice the score, for or against, which constants make up "
         "for: read the map as a ranking."
     ),
     Verdict.DEGENERATE: (
-        "The books do not close: relevance was lost or created on the way, and the map does not decompose the score."
+        "The numbers do not add up: relevance was lost or created on the way, and the map does not decompose the score."
     ),
 }
 _COLOURS = {
@@ -71,7 +72,7 @@ def verdict(share: float, residual: float, tolerance: float, difference: float =
 
     Args:
         share: The pixels' share of what is explained: of the score, or of its difference to that of a reference.
-        residual: How far its books are from closing.
+        residual: How far its ledger is from closing.
         tolerance: How far they may be.
         difference: How large what is explained is beside the larger of the two scores; without a reference, one.
         checked: Whether the explanation was compared with plain passes of the model.

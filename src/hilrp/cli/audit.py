@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -13,55 +13,61 @@ from rich.table import Table
 import hilrp
 from hilrp.attribution.audit import AuditReport
 from hilrp.cli.base import app, console, fail, print_json
+from hilrp.cli.options import (
+    Checkpoint,
+    Device,
+    Json,
+    Models,
+    Precision,
+    Preset,
+    Samples,
+    Size,
+    check_device,
+    named_models,
+    precision,
+)
 from hilrp.jobs.coverage.splits import judge
+from hilrp.method.rules import DEFAULT_RULES
+from hilrp.models.loading import split_name
 from hilrp.models.random_models import Built, build
 from hilrp.models.resolve import ZOO, is_factory
 from hilrp.util.errors import HilrpError, InputError
 from hilrp.util.nested import tensors
 
-_TYPES = ("float64", "float32", "bfloat16", "float16")
-Precision = Annotated[str, typer.Option("--dtype", help=f"{', '.join(_TYPES)}.")]
-
-
-def precision(name: str) -> torch.dtype:
-    """A floating-point type by its name."""
-    if name not in _TYPES:
-        raise InputError(f"--dtype {name}: use one of {', '.join(_TYPES)}.")
-    found: torch.dtype = getattr(torch, name)
-    return found
-
-
-def check_device(name: str) -> None:
-    """Raises if nothing can be put there."""
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"--device {name} can't be used: {str(error).splitlines()[0]} Use cpu, or a device that torch sees."
-        ) from error
-
 
 @app.command()
 def audit(
     names: Annotated[
-        list[str],
-        typer.Argument(
-            help="Models of the zoo (zoo/swin), timm, torchvision, transformers (a model type, a name on the hub, or a "
-            "folder) or open_clip, with or without 'library/' before the name; or module:factory, a function of "
-            "yours that returns a model, or (model, inputs[, target]); its inputs are taken as they are."
-        ),
-    ],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
-    pretrained: Annotated[bool, typer.Option(help="Published weights instead of random ones.")] = False,
-    rules: Annotated[str, typer.Option(help=f"One of {', '.join(hilrp.PRESETS)}.")] = "hilrp",
-    dtype: Annotated[
-        str | None, typer.Option(help=f"{', '.join(_TYPES)}. Default: float32, or what a factory returns.")
+        list[str] | None, typer.Argument(metavar="NAMES", help="Models: short for --model NAME, for each.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    batch: Annotated[int, typer.Option(min=1, help="Number of random images.")] = 2,
-    size: Annotated[int | None, typer.Option(min=1, help="Side of the images, if not the model's default.")] = None,
+    model: Models = None,
+    checkpoint: Checkpoint = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Published weights instead of random ones.", rich_help_panel="Model")
+    ] = False,
+    rules: Preset = DEFAULT_RULES,
+    dtype: Precision = None,
+    device: Device = "cpu",
+    samples: Samples = 2,
+    size: Size = None,
+    json: Json = False,
 ) -> None:
-    """Audits models: what they are made of, whether their value is untouched, and whether their books close.
+    """Audits models: is the value untouched, and do the books close?
+
+    What a model is made of, operation by operation; whether its output stays
+    equal bit for bit; and whether every unit of relevance is accounted for.
+    Pictures and, without --pretrained or --checkpoint, weights are random:
+    nothing is downloaded. A function of yours (module:factory) may also return
+    a model alone, or (model, inputs) or (model, inputs, target).
+
+    \b
+    hilrp audit swin_tiny_patch4_window7_224 torchvision/resnet50
+    hilrp audit --model mine:model --rules hilrp --dtype float64
+    hilrp audit --model resnet50 --checkpoint mine.safetensors
+
+    It has no --target, --against, --reference and --passes: every one of them
+    runs the same operations, which are what is audited. Nor has it --batch:
+    how many random pictures there are is --samples.
 
     The exit status is 1 if a model fails, 2 if one can't be built.
     """
@@ -71,13 +77,23 @@ def audit(
         kind = precision(dtype) if dtype is not None else None
         check_device(device)
         hilrp.Rules.named(rules)
+        asked = named_models([*(names or ()), *(model or ())], checkpoint)
     except HilrpError as error:
         raise fail(error) from None
-    for name in names:
+    for name in asked:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                built = build(name, pretrained=pretrained, dtype=kind, device=device, batch=batch, size=size)
+                plain, weights = split_name(name)
+                built = build(
+                    plain,
+                    pretrained=pretrained,
+                    dtype=kind,
+                    device=device,
+                    batch=samples,
+                    size=size,
+                    checkpoint=weights,
+                )
                 report = hilrp.audit(built.model, built.inputs, built.target, rules)
         except Exception as error:  # a factory or a model may raise anything; the others are audited all the same
             status = 2
@@ -87,30 +103,31 @@ def audit(
                 fail(error if isinstance(error, HilrpError) else InputError(f"{name}: {type(error).__name__}: {error}"))
             continue
         status = max(status, int(not report.passed))
-        found.append(_facts(built) | report.as_dict())
+        found.append(_facts(built, weights) | report.as_dict())
         if not json:
-            _page(built, report)
+            _page(built, report, weights)
     if json:
         print_json(found)
     raise typer.Exit(status)
 
 
-def _facts(built: Built) -> dict[str, Any]:
+def _facts(built: Built, checkpoint: str | None) -> dict[str, Any]:
     shapes = [list(t.shape) for t in tensors(built.inputs)]
     place = built.name.partition("/")[0]
     weights = "random" if not built.pretrained else "the zoo's own" if place == ZOO else "published"
     weights = "the factory's" if is_factory(built.name) else weights
+    weights = weights if checkpoint is None else f"{Path(checkpoint).name}'s"
     dtype = str(next((t.dtype for t in tensors(built.inputs) if t.is_floating_point()), "")).removeprefix("torch.")
     return {"name": built.name, "parameters": built.parameters, "inputs": shapes, "weights": weights, "dtype": dtype}
 
 
-def _page(built: Built, report: AuditReport) -> None:
-    facts = _facts(built)
+def _page(built: Built, report: AuditReport, checkpoint: str | None) -> None:
+    facts = _facts(built, checkpoint)
     weights = facts["weights"] + (" weights, biases and scales" if facts["weights"] == "random" else " weights")
     inputs = ", ".join(" x ".join(map(str, shape)) for shape in facts["inputs"])
     console.rule(f"[bold]{escape(built.name)}[/]", align="left")
     console.print(
-        f"{built.parameters / 1e6:.1f} M parameters, {weights}, {facts['dtype']}, input {inputs}",
+        f"{built.parameters / 1e6:.1f} M parameters, {escape(weights)}, {facts['dtype']}, input {inputs}",
         highlight=False,
     )
     explained = (getattr(built.target, "__doc__", None) or "").strip().splitlines()
@@ -152,8 +169,9 @@ def _gates(name: str, report: AuditReport) -> Table:
 
 
 def _books(report: AuditReport) -> Table:
-    table = Table("who kept it", *(f"sample {i}" for i in range(len(report.share))), title_justify="left")
-    table.title = "Where the score went (shares of it)"
+    table = Table("who has it", *(f"sample {i}" for i in range(len(report.share))), title_justify="left")
+    whole = report.of_what
+    table.title = f"Where {whole} {'went' if report.relative_to is None else 'comes from'} (shares of it)"
     table.add_row("pixels", *(f"{share:.3g}" for share in report.share))
     for kind, shares in report.kept.items():
         table.add_row(kind, *(f"{share:.3g}" for share in shares))

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 
 import hilrp
-from hilrp.models.picture_files import MEGAPIXELS
 from hilrp.util.errors import InputError
 from hilrp.util.telemetry import switches
 
-app = typer.Typer(no_args_is_help=True, add_completion=True)
+app = typer.Typer(add_completion=True)
+#: The commands in the order in which they are listed: one picture, many, comparisons, proofs.
+ORDER = "explain serve demo models scenes run summary merge bench views audit verify coverage".split()
 
 
 def _version(wanted: bool) -> None:
@@ -28,29 +29,29 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Explain the predictions of vision models."""
+    """Explains the predictions of vision models.
+
+    \b
+    hilrp explain photo.jpg   # what speaks for the prediction: a picture, a page
+    hilrp serve               # the same on a page of its own: drop a picture
+    hilrp demo                # twelve architectures, without a connection
+
+    `hilrp COMMAND --help` has the options of a command, and more examples.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
     os.environ.update(switches())
     # A file's name may hold bytes that are no letters: they are printed as what they are, and end nothing.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
-
-#: How large pictures may be, of every command that reads files of anybody's.
-MaxMegapixels = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        max=100_000,
-        help=f"Larger pictures are refused before they are decoded, and files of more than 4 bytes for each of these "
-        f"pixels; JPEGs of more than {MEGAPIXELS} are decoded at half their width and height.",
-    ),
-]
 
 # Names of models may hold what looks like the code of an emoji.
 console = Console(emoji=False)

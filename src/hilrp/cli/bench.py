@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +14,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder, say_damaged
+from hilrp.cli.options import Checkpoint, Device, Methods, Models, check_device, named_models
+from hilrp.models.loading import DEFAULT_MODEL
+from hilrp.models.resolve import ZOO
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError, UnavailableError
 
@@ -24,46 +27,54 @@ if TYPE_CHECKING:
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Option(help="quick, paper, real or real-masks.")] = "quick",
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="Models instead of the suite's; a checkpoint may follow an @. May be repeated."),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Methods instead of the suite's: hilrp, grad-cam, rise:masks=200, hilrp:gamma=0.1, ... "
-            "May be repeated."
-        ),
-    ] = None,
-    measure: Annotated[list[str] | None, typer.Option(help="Measures instead of all. May be repeated.")] = None,
+    suite: Annotated[
+        str, typer.Option(metavar="NAME", help="quick, zoo, real, real-masks, paper or paper-voc.")
+    ] = "quick",
     data: Annotated[
         str | None,
         typer.Option(
-            help="scenes, or a folder: with index.json (file, label, boxes or mask), ImageNet-S, or a VOC devkit."
+            metavar="WHERE",
+            help="scenes, or a folder: with index.json (file, label, boxes or mask), ImageNet-S, or a VOC devkit.",
         ),
     ] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="How many images.")] = None,
-    segments: Annotated[
-        str, typer.Option(help="What Shapley values are of: grid, slic (superpixels) or objects (of scenes).")
-    ] = "grid",
-    permutations: Annotated[int | None, typer.Option(min=1, help="Permutations per image for Shapley values.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the results; a later run goes on from there.")
+    images: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many images.")] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Measures instead of all. May be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    segments: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="What Shapley values are of: grid, slic (superpixels) or objects (of scenes)."
+        ),
+    ] = "grid",
+    permutations: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Permutations per image for Shapley values.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for the results; a later run goes on from there."),
+    ] = None,
+    model: Models = None,
+    checkpoint: Checkpoint = None,
+    method: Methods = None,
+    device: Device = "cpu",
 ) -> None:
-    """Compares attribution methods.
+    """Compares attribution methods, beside controls that see no model.
 
-    Where their maps lie, what they conserve, and whether the score depends on what they mark.
-
-    Every figure stands beside controls that look at no model. Each cell is kept, so that a run that was stopped goes
-    on, and a new method costs only its own cells. Writes index.html, report.md, report.json and manifest.json.
+    Where their maps lie, what they conserve, and whether the score depends on
+    what they mark. Each cell is kept: a run that was stopped goes on, and a new
+    method costs only its own. Writes index.html, report.md, report.json and
+    manifest.json.
 
     \b
-    hilrp bench                                         # four families, all methods, few images
-    hilrp bench --suite paper --device cuda             # the whole grid
-    hilrp bench --model resnet50 --data photos/ --method hilrp --method grad-cam
+    hilrp bench                               # four families, few images
+    hilrp bench --suite zoo --device cuda     # the whole grid
+    hilrp bench --model resnet50 --data photos/ --method rules:zplus \\
+        --method secant --method secant:passes=8 --method grad-cam
+
+    Rules and passes are methods here, each with the reference of its protocol;
+    the class is that of the data. So it has no --rules, --passes, --reference,
+    --target and --against; nor --batch, since times are measured at one size.
     """
     try:
         check_device(device)
@@ -71,6 +82,7 @@ def bench(
             from hilrp.jobs.bench import methods
             from hilrp.jobs.bench.grid import Grid
             from hilrp.jobs.bench.measures import MEASURES
+            from hilrp.jobs.bench.methods.relevance import check_chains
             from hilrp.jobs.bench.suites import suite as by_name
         except ModuleNotFoundError as error:
             raise UnavailableError(
@@ -80,19 +92,23 @@ def bench(
         if segments not in ("grid", "slic", "objects"):
             raise InputError(f"--segments {segments}: choose from grid, slic, objects.")
         for name in method or ():
-            methods.find(name)
+            check_chains(methods.find(name))
         for name in measure or ():
             if name not in MEASURES:
                 raise InputError(f"--measure {name}: choose from {', '.join(MEASURES)}.")
+        # Models of the zoo know the objects of scenes and nothing else.
+        of_scenes = all(name.startswith(f"{ZOO}/") for name in chosen.models)
+        usual = (DEFAULT_MODEL,) if of_scenes and chosen.data != "scenes" else chosen.models
         chosen = replace(
             chosen,
-            models=tuple(model or chosen.models),
+            models=named_models(model, checkpoint, usual),
             methods=tuple(method or chosen.methods),
             measures=tuple(measure or chosen.measures),
             effort=replace(
                 chosen.effort,
                 images=images or chosen.effort.images,
                 permutations=permutations or chosen.effort.permutations,
+                removal_permutations=permutations or chosen.effort.removal_permutations,
                 segments=segments,
             ),
         )
@@ -111,16 +127,23 @@ def bench(
 
 
 def _run(grid: Grid) -> list[Cell]:
-    cells = []
+    """All cells; what goes wrong is said once of each method, and not in every cell that it costs."""
+    cells: list[Cell] = []
+    wrong: Counter[tuple[str, str]] = Counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("", total=grid.total)
         for cell in grid.run():
             cells.append(cell)
             progress.update(task, advance=1, description=escape(f"{cell.model.partition('@')[0]} {cell.method}"))
-            if cell.error is not None:
+            if cell.error is None:
+                continue
+            wrong[cell.method, cell.error] += 1
+            if wrong[cell.method, cell.error] == 1:
                 said = f"{cell.model}, {cell.method}, {cell.measure}"
                 progress.console.print(f"[red]{escape(said)}[/]: {escape(cell.error)}", highlight=False, soft_wrap=True)
+    if wrong.total() > len(wrong):
+        errors.print(f"{wrong.total()} cells have an error; the page says which, and above is each reason once.")
     return cells
 
 
@@ -140,7 +163,8 @@ def _write(grid: Grid, cells: list[Cell], title: str) -> None:
 
 def _summary(cells: list[Cell]) -> None:
     """Pointing, or the first figure that there is."""
-    from hilrp.jobs.bench.report import SECTIONS, number, rows, short, split
+    from hilrp.jobs.bench.report import number, rows, short, split
+    from hilrp.jobs.bench.sections import SECTIONS
     from hilrp.jobs.bench.summary import tables
 
     found = tables(split(cells)[0])

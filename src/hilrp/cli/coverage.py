@@ -11,8 +11,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hilrp.cli.audit import Precision, check_device, precision
 from hilrp.cli.base import app, console, errors, fail, print_json, say_damaged
+from hilrp.cli.options import Device, Json, Precision, Preset, Samples, Size, check_device, precision
+from hilrp.method.rules import DEFAULT_RULES
 from hilrp.models.resolve import LIBRARIES, installed
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
@@ -23,8 +24,9 @@ def coverage(
     libraries: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="LIBRARIES",
             help=f"Of {', '.join(LIBRARIES)}, or single models (library/model). "
-            "Default: the libraries that are installed."
+            "Default: the libraries that are installed.",
         ),
     ] = None,
     everything: Annotated[
@@ -33,30 +35,47 @@ def coverage(
             "--all", help="All models of a library, not only one of each kind (timm, torchvision: of each file)."
         ),
     ] = False,
+    only: Annotated[str | None, typer.Option(metavar="TEXT", help="Only names that hold this text.")] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the rows; a later run goes on from there.")
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the rows; a later run goes on from there.")
     ] = Path("out/coverage"),
-    markdown: Annotated[Path | None, typer.Option(help="Also write the results as a page.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Models at once. Default: one for each core.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for one model.")] = 900.0,
-    retry: Annotated[bool, typer.Option(help="Run those again that did not pass.")] = False,
-    fresh: Annotated[bool, typer.Option(help="Discard the folder's results first.")] = False,
-    dtype: Precision = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    batch: Annotated[int, typer.Option(min=1, help="Number of random images.")] = 2,
-    rules: Annotated[str, typer.Option(help="A rule set.")] = "hilrp",
-    size: Annotated[int | None, typer.Option(min=1, help="Side of the images, if not each model's default.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights and images.")] = 0,
-    only: Annotated[str | None, typer.Option(help="Only names that hold this text.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results as a page.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Run those again that did not pass.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard the folder's results first.")] = False,
+    rules: Preset = DEFAULT_RULES,
+    dtype: Precision = None,
+    device: Device = "cpu",
+    samples: Samples = 2,
+    size: Size = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of weights and pictures.", rich_help_panel="Computing")] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Models at once. Default: one for each core.", rich_help_panel="Computing"
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For one model.", rich_help_panel="Computing")
+    ] = 900.0,
+    json: Json = False,
 ) -> None:
-    """Audits whole model libraries, one process per model. The exit status is 1 unless all pass."""
+    """Audits whole model libraries, one process per model.
+
+    A run that was stopped goes on where it was. The exit status is 1 unless
+    all pass.
+
+    \b
+    hilrp coverage                    # one model of each kind
+    hilrp coverage timm --only swin   # those that have it in their name
+    hilrp coverage timm --all --device cuda
+    """
     from hilrp.jobs.coverage import Settings, Store, run
     from hilrp.jobs.coverage.catalogue import catalogue
     from hilrp.jobs.coverage.report import markdown_page
     from hilrp.method.rules import Rules
 
     try:
+        dtype = dtype or "float32"
         precision(dtype)
         check_device(device)
         Rules.named(rules)
@@ -70,7 +89,7 @@ def coverage(
             raise InputError(
                 f"--only {only}: none of the models has that in its name. (--all looks at all models of a library.)"
             )
-        store = Store(output, Settings(dtype, device, batch, rules, size, seed), fresh)
+        store = Store(output, Settings(dtype, device, samples, rules, size, seed), fresh)
     except (HilrpError, OSError) as error:
         raise fail(error) from None
     earlier = store.rows()

@@ -11,17 +11,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from hilrp.cli.base import app, console, errors, fail, print_json
+from hilrp.cli.options import Json
 from hilrp.models.resolve import LIBRARIES, ZOO, installed, library
 from hilrp.util.errors import HilrpError, InputError
 
 
 @app.command()
 def models(
-    pattern: Annotated[str | None, typer.Argument(help="A part of the name, or a glob: 'swin', '*vit*small*'.")] = None,
-    place: Annotated[str | None, typer.Option("--library", help=f"Only of {ZOO}, {', '.join(LIBRARIES)}.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.")] = False,
+    pattern: Annotated[
+        str | None, typer.Argument(metavar="PATTERN", help="A part of the name, or a glob: 'swin', '*vit*small*'.")
+    ] = None,
+    place: Annotated[
+        str | None, typer.Option("--library", metavar="NAME", help=f"Only of {ZOO}, {', '.join(LIBRARIES)}.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Lists trained models by name: those that come with hilrp, and those of the installed libraries.
+    """Lists trained models by name: the zoo's, and those of libraries.
 
     \b
     hilrp models                      # the zoo, and how many the libraries have
@@ -82,15 +87,21 @@ def _show(found: dict[str, list[str]], whole: bool) -> None:
 
 @app.command()
 def scenes(
-    count: Annotated[int, typer.Argument(min=1, help="How many.")] = 8,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path("out/scenes"),
-    seed: Annotated[int, typer.Option(help="Which collection.")] = 0,
-    size: Annotated[int, typer.Option(min=32, help="Side of the pictures in pixels; the zoo takes 128.")] = 128,
+    count: Annotated[int, typer.Argument(min=1, metavar="COUNT", help="How many.")] = 8,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the pictures.")] = Path(
+        "out/scenes"
+    ),
+    seed: Annotated[int, typer.Option(metavar="N", help="Which collection.")] = 0,
+    side: Annotated[
+        int,
+        typer.Option("--side", min=32, metavar="N", help="Side of the pictures in pixels; the zoo takes 128."),
+    ] = 128,
 ) -> None:
-    """Draws scenes whose truth is known: pictures, the mask of each object, and an index of what is where.
+    """Draws scenes whose truth is known: pictures, masks and an index.
 
-    The models of the zoo were trained on scenes like these. index.json lists the objects: the picture, the class, the
-    box (x0, y0, x1, y1), the file of the mask, and the picture without that object.
+    The models of the zoo were trained on scenes like these. index.json lists
+    the objects: the picture, the class, the box (x0, y0, x1, y1), the file of
+    the mask, and the picture without that object.
 
     \b
     hilrp scenes 8 -o scenes
@@ -100,7 +111,7 @@ def scenes(
     from hilrp.scenes.folder import write
 
     try:
-        write(Scenes(seed, count, size=size), output)
+        write(Scenes(seed, count, size=side), output)
     except (HilrpError, OSError) as error:
         raise fail(error) from None
     console.print(

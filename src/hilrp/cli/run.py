@@ -1,10 +1,11 @@
-"""``hilrp run``, ``hilrp merge`` and ``hilrp summary``: whole data sets."""
+"""``hilrp run``: whole data sets."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,78 +14,147 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from hilrp.cli.audit import check_device
-from hilrp.cli.base import MaxMegapixels, app, console, errors, fail, make_folder, print_json, say_damaged
+from hilrp.attribution.references import NAMED
+from hilrp.cli.base import app, console, errors, fail, make_folder, print_json, say_damaged
+from hilrp.cli.options import (
+    Against,
+    Batch,
+    Checkpoint,
+    Device,
+    Json,
+    MaxMegapixels,
+    Methods,
+    Models,
+    Passes,
+    Preset,
+    Reference,
+    Target,
+    batch_size,
+    check_device,
+    named_models,
+)
+from hilrp.jobs.reference_text import check_passes, file_name, reference_name
+from hilrp.method.rules import DEFAULT_RULES, Rules
+from hilrp.models.loading import DEFAULT_MODEL, SCENES_MODEL, split_name
 from hilrp.models.picture_files import MEGAPIXELS
-from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
 
 
 @app.command()
 def run(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
+            metavar="WHERE",
             help="A folder of images (one folder per class, or index.json with boxes or masks), webdataset .tar "
             "shards, .parquet files with the images' bytes (files, folders or globs), "
-            "hub:NAME (a Hugging Face data set), scenes:SEED:COUNT, or tagged:SEED:COUNT (with a planted shortcut)."
+            "hub:NAME (a Hugging Face data set), scenes:SEED:COUNT, or tagged:SEED:COUNT (with a planted shortcut).",
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--out", "--output", "-o", help="Folder for the results; a run that was stopped goes on there."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Folder for the results; a run that was stopped goes on there."
+        ),
     ],
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model; a checkpoint may follow an @. May be repeated. Default: zoo/swin."),
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a data set of the hub. Default: validation.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Methods of the benchmark, separated by commas.")] = "hilrp",
-    target: Annotated[str, typer.Option(help="prediction, or label: the data set's own class.")] = "prediction",
-    maps: Annotated[
-        str, typer.Option(help="none; column (in the rows), or files (beside them): every map in float16.")
-    ] = "none",
-    split: Annotated[str | None, typer.Option(help="Of a data set of the hub. Default: validation.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first images only.")] = None,
-    shard: Annotated[
-        str, typer.Option(help="i/n: every n-th piece, for schedulers that start n of these beside each other.")
-    ] = "1/1",
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes (Ray). Default: one, or one for each GPU.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster; auto for the one that is running here.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at once. Default: 16, on a GPU 64.")] = None,
-    piece: Annotated[int, typer.Option(min=1, help="Images that are written together, as one file.")] = 256,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The first images only.")] = None,
     boxes: Annotated[
         str,
-        typer.Option(help="How boxes are given: xyxy (left, top, right, bottom) or xywh (left, top, width, height)."),
+        typer.Option(
+            metavar="FORM",
+            help="How boxes are given: xyxy (left, top, right, bottom) or xywh (left, top, width, height).",
+        ),
     ] = "xyxy",
+    maps: Annotated[
+        str,
+        typer.Option(metavar="WHERE", help="none; column (in the rows), or files (beside them): every map in float16."),
+    ] = "none",
+    piece: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Images that are written together, as one file.")
+    ] = 256,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Do pieces again that have rows with an error.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps.")] = "cpu",
+    model: Models = None,
+    checkpoint: Checkpoint = None,
+    target: Target = "prediction",
+    against: Against = None,
+    rules: Preset = DEFAULT_RULES,
+    reference: Reference = None,
+    passes: Passes = 1,
+    method: Methods = None,
+    device: Device = "cpu",
+    batch: Batch = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes (Ray). Default: one, or one for each GPU.",
+            rich_help_panel="Computing",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Of a Ray cluster; auto for the one that is running here.", rich_help_panel="Computing"
+        ),
+    ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="Every n-th piece, for schedulers that start n of these beside each other.",
+            rich_help_panel="Computing",
+        ),
+    ] = "1/1",
     max_megapixels: MaxMegapixels = MEGAPIXELS,
-    json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    json: Json = False,
 ) -> None:
-    """Explains a data set: one row of Parquet for each image, model and method.
+    """Explains a data set: a row of Parquet for each image, model, method.
 
-    Killed at any moment, the same command goes on where it was. An image that can't be read becomes a row with an
-    error; the exit status is 1 if there are such, 2 if the run can't begin, 130 if you stop it. Columns: docs/run.md.
+    Killed at any moment, the same command goes on where it was. An image that
+    can't be read becomes a row with an error. Columns: docs/run.md.
 
     \b
     hilrp run --data photos/ --model resnet50 -o out/photos
-    hilrp run --data "shards/*.tar" --model zoo/swin --methods hilrp,grad-cam --target label -o out/shards --workers 4
+    hilrp run --data photos/ --target label --passes 16 -o out/photos
+    hilrp run --data "shards/*.tar" --method secant --method grad-cam \\
+        --target label --workers 4 -o out/shards
     hilrp summary out/photos
+
+    The exit status is 1 if there are rows with an error, 2 if the run can't
+    begin, 130 if you stop it.
     """
     from hilrp.jobs.run import executors
+    from hilrp.jobs.run.items import find
     from hilrp.jobs.run.store import Store, share_of
 
     try:
         part = _shard(shard)
         if address is None:
             check_device(device)
-        job, settings = _job(data, model or ["zoo/swin"], methods, target, maps, batch, device, output, split, boxes)
+        if data.partition(":")[0] != "hub":
+            next(iter(find(data, split, output)), None)  # what is wrong with data is said before a model is fetched
+        usual = SCENES_MODEL if data.partition(":")[0] in ("scenes", "tagged") else DEFAULT_MODEL
+        job, settings = _job(
+            data,
+            split,
+            output,
+            named_models(model, checkpoint, (usual,)),
+            _methods(context, method, rules, passes),
+            reference_name(reference, rules) if reference else None,
+            target=target,
+            against=against,
+            maps=maps,
+            boxes=boxes,
+            batch=batch_size(batch, device),
+            device=device,
+        )
         # It is none of the settings that results depend on: a run that was begun may go on with more.
         job = replace(job, max_megapixels=max_megapixels)
         count = executors.workers_for(device, workers)
@@ -135,59 +205,66 @@ def run(
         raise typer.Exit(1)
 
 
+def _methods(context: typer.Context, methods: list[str] | None, rules: str, passes: int) -> tuple[str, ...]:
+    """The methods that are asked for, or the one that rules and passes name."""
+    from hilrp.jobs.bench.methods import find, of_rules
+    from hilrp.jobs.bench.methods.relevance import check_chains
+
+    if not methods:
+        check_passes(passes, rules, reference_name(context.params["reference"], rules))
+        return (of_rules(rules, passes),)
+    for option in ("rules", "passes", "reference"):
+        # By its name: which class it is of depends on typer's version.
+        if getattr(context.get_parameter_source(option), "name", "") == "COMMANDLINE":
+            raise InputError(
+                f"--{option} with --method: a method brings its own. Write --method secant:passes=8 or --method "
+                f"rules:zplus, or leave --method out."
+            )
+    for name in methods:
+        check_chains(find(name))
+    return tuple(dict.fromkeys(methods))
+
+
 def _job(
     data: str,
-    models: list[str],
-    methods: str,
-    target: str,
-    maps: str,
-    batch: int | None,
-    device: str,
-    output: Path,
     split: str | None,
-    boxes: str,
+    output: Path,
+    models: Sequence[str],
+    methods: tuple[str, ...],
+    reference: str | None,
+    **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """What is asked, checked before anything is written; and all that results depend on."""
     from hilrp.jobs.bench.methods import find
+    from hilrp.jobs.run.targets import check_target
     from hilrp.jobs.run.worker import Job
-    from hilrp.method.rules import Rules
-    from hilrp.models.loading import load, split_name
+    from hilrp.models.loading import load
     from hilrp.models.weights import fingerprint
 
-    names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    if not names:
-        raise InputError("--methods: give at least one.")
-    for name in names:
-        find(name)
-    if target not in ("prediction", "label"):
-        raise InputError(f"--target {target}: choose prediction or label.")
-    if maps not in ("none", "column", "files"):
-        raise InputError(f"--maps {maps}: choose none, column or files.")
-    if boxes not in ("xyxy", "xywh"):
-        raise InputError(f"--boxes {boxes}: choose xyxy or xywh.")
-    kind = device.partition(":")[0]
-    size = batch or (64 if kind == "cuda" else 16)
+    for name, allowed in (("maps", ("none", "column", "files")), ("boxes", ("xyxy", "xywh"))):
+        if options[name] not in allowed:
+            raise InputError(f"--{name} {options[name]}: choose from {', '.join(allowed)}.")
     checksums = {}
-    for model in dict.fromkeys(models):
+    for model in models:
         loaded = load(*split_name(model))
+        check_target(options["target"], options["against"], loaded, methods)
         checksums[model] = fingerprint(loaded.model)
         del loaded
-    rules = {name: vars(Rules.named(found.rules)) for name in names if (found := find(name)).rules is not None}
-    settings = {
+    rules = {name: vars(Rules.named(found.rules)) for name in methods if (found := find(name)).rules is not None}
+    device = options["device"]
+    settings = options | {
         "data": data,
         "split": split,
         "models": checksums,
-        "methods": list(names),
+        "methods": list(methods),
         "rules": rules,
-        "boxes": boxes,
-        "target": target,
-        "maps": maps,
-        "batch": size,
-        "device": kind,
+        "reference": file_name(reference),
+        "device": device.partition(":")[0],
     }
-    return Job(
-        str(output.resolve()), tuple(checksums), names, target, maps, size, device, readers=_readers(1), boxes=boxes
-    ), settings
+    # Workers may run in another folder.
+    place = reference if reference is None or reference in NAMED else str(Path(reference).resolve())
+    job = Job(str(output.resolve()), tuple(checksums), methods, reference=place, readers=_readers(1), **options)
+    return job, settings
 
 
 def _readers(workers: int) -> int:
@@ -245,66 +322,3 @@ def _watch(done: Any, pieces: list[Any], todo: list[Any]) -> None:
                     f"{left / 60:.0f} minutes left {said}".rstrip(),
                     highlight=False,
                 )
-
-
-@app.command()
-def merge(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of `hilrp run`: one, or all shards of one run.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
-) -> None:
-    """Puts the rows of a run, or of all its shards, into one Parquet file; none may be missing.
-
-    \b
-    hilrp merge out/shard1 out/shard2 -o all.parquet
-    """
-    from hilrp.jobs.run.results import Results
-
-    try:
-        count = Results.of(folders).merge(output)
-    except (HilrpError, OSError) as error:
-        raise fail(error) from None
-    console.print(f"{count} rows in {escape(str(output))}", soft_wrap=True, highlight=False)
-
-
-@app.command()
-def summary(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of `hilrp run`: one, or all shards of one run.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page. Default: summary.html in the first folder.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-) -> None:
-    """A page about a data set.
-
-    Verdicts, classes with little evidence in the object, suspected shortcuts, unusual explanations.
-
-    Classes are judged from ten images on. The exit status is 1 if one is suspected to rest on a shortcut, and 2 if
-    there is nothing to read.
-    """
-    from hilrp.jobs.run.results import Results
-    from hilrp.jobs.run.summary import summarise
-    from hilrp.pages.dataset import dataset_page
-
-    try:
-        results = Results.of(folders)
-        found = summarise(results)
-        path = output or folders[0] / "summary.html"
-        write_whole(path, dataset_page(results, found))
-    except (HilrpError, OSError) as error:
-        raise fail(error) from None
-    suspects = [each for group in found for each in group.suspects]
-    missing = sum(piece.count for piece in results.missing)
-    if json:
-        print_json([group.facts() for group in found])
-    else:
-        for each in suspects:
-            console.print(f"[yellow]suspect[/]: {escape(each.said)}", highlight=False, soft_wrap=True)
-        for said in results.damaged:
-            errors.print(f"damaged: {escape(said)}", highlight=False, soft_wrap=True)
-        if missing:
-            console.print(f"{missing} images are not explained yet, or in folders of other shards: name these, too.")
-        if not any(group.judged for group in found):
-            console.print("No class has enough images to be judged.")
-        console.print(f"Look at {escape(str(path))}", soft_wrap=True, highlight=False)
-    if suspects:
-        raise typer.Exit(1)

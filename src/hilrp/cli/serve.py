@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from hilrp.cli.audit import check_device
-from hilrp.cli.base import MaxMegapixels, app, console, errors, fail
+from hilrp.cli.base import app, console, errors, fail
+from hilrp.cli.options import (
+    Checkpoint,
+    Classes,
+    Device,
+    MaxMegapixels,
+    Models,
+    Passes,
+    Preset,
+    Reference,
+    check_device,
+    one_model,
+)
+from hilrp.jobs.reference_text import check_passes, reference_name
+from hilrp.method.rules import DEFAULT_RULES
 from hilrp.models.picture_files import MEGAPIXELS, allow
 from hilrp.util.errors import HilrpError
 
 
 @app.command()
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Option(help="The model that the page begins with; also a folder, or module:factory. Default: zoo/swin."),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Weights for it: safetensors, or a file of torch.save.")
-    ] = None,
-    classes: Annotated[
-        Path | None, typer.Option(help="A text file with the names of its classes, one per line.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    host: Annotated[str, typer.Option(help="Where to listen. Default: this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 7860,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = False,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen. Default: this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 takes any that is free.")] = 7860,
+    browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
     token: Annotated[
         bool | None,
         typer.Option(
@@ -38,30 +41,49 @@ def serve(
             "machine it does.",
         ),
     ] = None,
+    model: Models = None,
+    checkpoint: Checkpoint = None,
+    classes: Classes = None,
+    rules: Preset = DEFAULT_RULES,
+    reference: Reference = None,
+    passes: Passes = 1,
+    device: Device = "cpu",
     max_megapixels: MaxMegapixels = MEGAPIXELS,
 ) -> None:
-    """A page to look at explanations: drop a picture, click a class, look into the map.
+    """A page to look at explanations: drop a picture, click a class.
 
-    It runs on this machine and asks no other for anything, but for weights of published models that you choose.
-    Pictures are read into memory and forgotten when the tab is closed.
+    It runs on this machine and asks no other for anything, but for weights of
+    published models. Pictures are read into memory and forgotten when the tab
+    is closed. The page begins with a scene and a model of the zoo; the first
+    photograph that is dropped gets the usual model for photographs.
 
     \b
     hilrp serve
-    hilrp serve --model resnet50 --checkpoint mine.safetensors --classes names.txt --device cuda
-    hilrp serve --host 0.0.0.0   # others may use it, with the address that is printed
+    hilrp serve --model resnet50 --checkpoint mine.safetensors --device cuda
+    hilrp serve --rules hilrp
+    hilrp serve --host 0.0.0.0   # others may use it, with the printed address
+
+    --rules, --reference (by name) and --passes are what a new tab begins with.
+    It has no --target and --against, which are clicked; nor --batch, since it
+    explains one picture at a time.
     """
     try:
         check_device(device)
         allow(max_megapixels)
+        relative_to = reference_name(reference, rules)
+        check_passes(passes, rules, relative_to)
+        asked = None
+        if model or checkpoint is not None or classes is not None:
+            asked = one_model(model, checkpoint)
         from hilrp.app import LOOPBACK
-        from hilrp.app.models import Models
+        from hilrp.app.models import Models as Known
+        from hilrp.app.relative import Start
         from hilrp.app.server import serve as run
         from hilrp.models.loading import class_names, load
 
-        if model is None and (checkpoint is not None or classes is not None):
-            raise HilrpError("--checkpoint and --classes are for the model of --model. Give it, too.")
+        start = Start(rules, relative_to, passes)
         names = None if classes is None else class_names(classes)
-        own = None if model is None else load(model, checkpoint, names, device)
+        own = None if asked is None else load(*asked, names, device)
         if host not in LOOPBACK:
             whoever = (
                 "whoever can reach it can use this page" if token is False else "the address is the key to this page"
@@ -70,14 +92,9 @@ def serve(
                 f"[yellow]note[/]: it listens on {escape(host)}, and {whoever}; what is sent is not encrypted.",
                 highlight=False,
             )
-        files = [None if path is None else str(path) for path in (checkpoint, classes)]
-        run(
-            Models(device, own, checkpoint=files[0], classes=files[1]),
-            host,
-            port,
-            lambda address: _ready(address, browser),
-            token,
-        )
+        files = (None if asked is None else asked[1], None if classes is None else str(classes))
+        known = Known(device, own, checkpoint=files[0], classes=files[1])
+        run(known, host, port, lambda address: _ready(address, browser), token, start)
     except HilrpError as error:
         raise fail(error) from None
 

@@ -10,8 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from hilrp.cli.audit import check_device
 from hilrp.cli.base import app, console, errors, fail, make_folder
+from hilrp.cli.options import Checkpoint, Device, Methods, Models, Size, check_device, named_models
+from hilrp.models.loading import DEFAULT_MODEL
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
 from hilrp.util.markdown import paragraph
@@ -23,50 +24,54 @@ if TYPE_CHECKING:
 
 @app.command()
 def views(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Encoders or classifiers, whose classifier is taken off; a checkpoint may follow an @. "
-            "May be repeated. Default: the zoo's four ViTs, which were trained for different things."
-        ),
-    ] = None,
     data: Annotated[
-        str, typer.Option(help="scenes, or a folder with masks or boxes, as for `hilrp bench`; labels are not used.")
+        str,
+        typer.Option(
+            metavar="WHERE", help="scenes, or a folder with masks or boxes, as for `hilrp bench`; labels are not used."
+        ),
     ] = "scenes",
-    images: Annotated[int, typer.Option(min=1, help="How many images.")] = 50,
-    size: Annotated[
-        int | None, typer.Option(min=16, help="Side of the images, of timm's models that can be set to another.")
-    ] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Methods instead of all. May be repeated.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("out/views"),
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    images: Annotated[int, typer.Option(min=1, metavar="N", help="How many images.")] = 50,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")] = Path(
+        "out/views"
+    ),
+    model: Models = None,
+    checkpoint: Checkpoint = None,
+    method: Methods = None,
+    device: Device = "cpu",
+    size: Size = None,
 ) -> None:
-    """Explains encoders without labels: which pixels make a picture and its mirror image alike.
+    """Explains encoders without labels: what makes two views alike to them.
 
-    Run with several models of one architecture, it shows how their pretraining objectives differ: where each looks, how
-    widely, and how alike their maps are. Writes index.html, report.md and report.json.
+    The two views are a picture and its mirror image; a classifier is taken off.
+    Run with several models of one architecture, it shows how their pretraining
+    objectives differ: where each looks, how widely, and how alike their maps
+    are. Without --model it does that with the zoo's four ViTs. Writes
+    index.html, report.md and report.json.
 
     \b
     hilrp views
-    hilrp views --model timm/vit_base_patch16_224.dino --model timm/vit_base_patch16_224.mae --data photos/
+    hilrp views --data photos/ --model timm/vit_base_patch16_224.dino \\
+        --model timm/vit_base_patch16_224.mae
+
+    Methods are hilrp, secant, saliency, class-token and two controls. Rules are
+    methods here, and what is explained is always the same: it has no --rules,
+    --passes, --reference, --target and --against; nor --batch, which it chooses
+    by itself.
     """
     from hilrp.jobs.bench.data import find
     from hilrp.jobs.bench.views import METHODS, OBJECTIVES, encoder, model_inputs, study
 
     try:
         check_device(device)
-        model = model or list(OBJECTIVES)
+        models = named_models(model, checkpoint, tuple(OBJECTIVES) if data == "scenes" else (DEFAULT_MODEL,))
         unknown = [name for name in method or () if name not in METHODS]
         if unknown:
             raise InputError(f"--method {unknown[0]}: choose from {', '.join(METHODS)}.")
-        repeated = [name for name in set(model) if model.count(name) > 1]
-        if repeated:
-            raise InputError(f"--model {repeated[0]} is given twice.")
         samples = find(data, images)
         make_folder(output)
         found: list[MethodMaps] = []
         pictures, failed = {}, None
-        for name in model:
+        for name in models:
             try:
                 with errors.status(f"explaining {escape(name)}"):
                     shown = model_inputs(encoder(name, device, size), samples)
@@ -74,7 +79,7 @@ def views(
                 pictures[name] = shown
             except (HilrpError, OSError) as error:  # the others are kept
                 failed = error
-                if len(model) > 1:
+                if len(models) > 1:
                     errors.print(f"[red]{escape(name)}[/]: {escape(str(error))}", highlight=False, soft_wrap=True)
         if failed is not None and not found:
             raise failed

@@ -57,7 +57,7 @@ def run_on_choices(engine: Engine, func: Any, name: str, args: Any, kwargs: Any,
         tell_read_out(engine, name)
     choose(engine, found, name)
     if engine.relative:
-        refer(engine, out, on_reference(engine, func, name, args, kwargs).output)
+        refer(engine, out, on_reference(engine, func, name, args, kwargs).beside(out))
         keep(engine, name, args, kwargs, out)
     return out
 

@@ -47,7 +47,7 @@ class Engine(TorchFunctionMode):
         rules: The rule set.
         books: Where constants' shares are entered.
         on_problem: Called with an `AuditError` for an operation without a rule; it raises, warns or ignores.
-        on_module: Called with (path, module, output, what is known of tensors) after each module.
+        on_module: Called with (path, arguments, None, self) before each module, (path, None, output, self) after it.
         relative: Whether relevance is relative to a reference input. Every operation then runs on both, and has its
             secant form.
         inspect: Called with each operation's output.
@@ -63,7 +63,7 @@ class Engine(TorchFunctionMode):
         rules: Rules,
         books: Books,
         on_problem: Callable[[AuditError], None],
-        on_module: Callable[[str, nn.Module, Any, Tracker], None] | None = None,
+        on_module: Callable[[str, Any, Any, Engine], None] | None = None,
         relative: bool = False,
         inspect: Callable[[Site, Tensor], None] | None = None,
         layers: KnownLayers | None = None,
@@ -88,7 +88,7 @@ class Engine(TorchFunctionMode):
         self._sites = tally.sites
         self._strangers: Strangers | None = Strangers(model, tally, self.tracker)
         self._held = frozenset(map(id, (*model.parameters(), *model.buffers())))
-        self.names = Names(self._held)
+        self.names = Names(self._held, self.tracker.varies if self.tapes.one_for_all else None, self.tapes.alone)
         self._again = again
         self.functions = Waiting()
         self._depth = 0
@@ -174,6 +174,8 @@ class Engine(TorchFunctionMode):
             return None
         if self._opaque is not None and not self._modules.is_running(self._opaque[0]):
             self._opaque = None  # it raised, and the model went on
+        if self.on_module is not None and self._opaque is None:
+            self.on_module(self.path, args, None, self)
         if self._opaque is not None or (type(module) not in MODULES and id(module) not in self._recomputed):
             return None
         with self._aside():
@@ -201,8 +203,7 @@ class Engine(TorchFunctionMode):
                     run = recompute.run_at_once if recompute.shares_memory(output, copies.values()) else run
                 output = replaced = run(self, module, args, map_tensors(self.current, kwargs), output)
             if self.on_module is not None and self._opaque is None:
-                shown = map_tensors(self.current, output) if self.tracker.has_aliases else output
-                self.on_module(self.path, module, shown, self.tracker)
+                self.on_module(self.path, None, output, self)
             return replaced
 
     # Calls ----------------------------------------------------------------------------------------------------
@@ -435,14 +436,18 @@ class Engine(TorchFunctionMode):
         messages.check_randomness(name, args, kwargs, self.module, self.path)
         site, operands = self._site(name), tensors((args, kwargs))
 
+        def follow(output: Tensor) -> Layout | None:
+            return self._follow(row, varying, output, args, kwargs, func)
+
         def account(output: Tensor, kind: str) -> Account:
-            layout = self.tracker.layout(output) or self._follow(row, varying, output, args, kwargs, func)
-            return self.books.account(kind, site, layout)
+            return self.books.account(kind, site, self.tracker.layout(output) or follow(output))
 
         composite = row is not None and isinstance(row.rule, Surrogate)
-        tapped = self.books.itemised and not composite
-        own_args, own_kwargs = map_tensors(self._operand(site if tapped else None), (args, kwargs))
-        reference = relative.on_reference(self, func, name, args, kwargs) if self.relative and not composite else None
+        tapped = site if self.books.itemised and not composite else None
+        own_args, own_kwargs = map_tensors(self._operand(tapped), (args, kwargs))
+        reference = None
+        if self.relative and not composite:
+            reference = relative.on_reference(self, func, name, args, kwargs, follow)
         call = Call(
             func,
             name,
@@ -462,21 +467,22 @@ class Engine(TorchFunctionMode):
             out = read_outs.run_unknown(self, call.run, func, name, operands, carries=bool(call.carriers))
         elif isinstance(row.rule, Surrogate):
             out = self._run_surrogate(row.rule, call, site)
-        elif reference is not None and not call.carriers:
-            out = call.value()
+        elif reference is not None and (self.tapes.alone or not call.carriers):
+            out = relative.values(call)
         else:
             out = (row.rule if reference is None else secant_form(row, name))(call)
         note_use(call.carriers, out)
         if isinstance(out, Tensor):
             out = self._of_its_own(out, operands)
         if reference is not None:
-            relative.refer(self, out, reference.output)
-            relative.keep(self, name, args, kwargs, out)
-        if folds(name, varying, args, kwargs):
+            relative.refer(self, out, reference.beside(out))
+        if not self.tapes.alone and folds(name, varying, args, kwargs):
             with torch.no_grad():
                 plain = map_tensors(lambda t: t.detach() if self.tracker.varies(t) else t, (args, kwargs))
                 exact = func(*plain[0], **plain[1])
             out = self.exactly(out, exact)
+        if reference is not None:
+            relative.keep(self, name, args, kwargs, out)
         if row is not None or any(t.requires_grad for t in tensors(out)):
             self._count(row, name, varying)
         if row is not None and self.rules.attention == "cp" and not self.relative:
@@ -486,12 +492,11 @@ class Engine(TorchFunctionMode):
             if not (t.is_floating_point() or t.is_complex()):
                 self.tracker.choose(t)
                 continue
-            layout = self._follow(row, varying, t, args, kwargs, func)
             if name in ("detach", "data"):
                 self.tracker.detached(t, operands[0])
             if not composite:
                 own, ends = in_place.look_at_pieces(self.tracker, t, level) if self.tracker.pieces else (level, False)
-                self.tracker.track(t, own, layout, ends=ends)
+                self.tracker.track(t, own, follow(t), ends=ends)
             self.dtypes.add(t.dtype)
             if self._inspect is not None:
                 self._inspect(site, t)

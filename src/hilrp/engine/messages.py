@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hilrp.method.rules import REFERENCE_IS_DEFAULT
 from hilrp.util.errors import AuditError, ModelError, TooLargeError
 
 
@@ -23,14 +24,38 @@ def failed_forward(error: Exception, where: str, shapes: str) -> str:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     source = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    # The original function runs in hilrp.method.call, and the zoo's models are models; anything else of ours that
-    # raises is a defect.
-    if source.startswith("hilrp.") and source != "hilrp.method.call" and not source.startswith("hilrp.zoo"):
+    # The original function runs there, and the zoo's models are models; anything else of ours that raises is a defect.
+    originals = ("hilrp.method.call", "hilrp.engine.relative")
+    if source.startswith("hilrp.") and source not in originals and not source.startswith("hilrp.zoo"):
         return f"hilrp failed by itself in {where} ({source}): {type(error).__name__}: {error}. Please report this."
     return (
         f"The model raised {type(error).__name__} in {where} on an input of shape {shapes}: "
         f"{str(error).rstrip('.') or 'no reason given'}. Check that the input has the shape, type and device that the "
         "model expects."
+    )
+
+
+def failed_backward(error: Exception) -> str:
+    """The backward pass raised, or one that runs in the forward pass on the reference."""
+    return (
+        f"The backward pass failed with {type(error).__name__}: {error}. If the model uses gradient checkpointing, "
+        "turn it off: what it runs again in the backward pass, the engine doesn't see."
+    )
+
+
+def is_of_reference(error: Exception) -> bool:
+    """Whether an operation raised while it ran on the reference."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_globals.get("__name__") != "hilrp.engine.relative":
+        frame = frame.tb_next
+    return frame is not None
+
+
+def failed_on_reference(error: Exception, where: str) -> str:
+    """The model raised on the reference, and doesn't on the input."""
+    return (
+        f"The model raised {type(error).__name__} in {where} on the reference, though it runs on the input: "
+        f"{str(error).rstrip('.') or 'no reason given'}. {REFERENCE_IS_DEFAULT}. Or give another reference=."
     )
 
 
@@ -43,15 +68,16 @@ def too_large(reason: str, shapes: str) -> TooLargeError:
     )
 
 
-def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None) -> AuditError:
-    """An operation that no primitive covers."""
+def unknown_operation(func: Any, name: str, path: str, module: nn.Module | None, relative: bool) -> AuditError:
+    """An operation that no primitive covers, or none that has a form relative to a reference."""
+    hint = f" {REFERENCE_IS_DEFAULT}, and some operations have a rule there alone." if relative else ""
     return AuditError(
         f"No rule for the operation `{name}` in {place(path, module)}: it lies on the way from the input to the score, "
         "and its raw gradient need not conserve relevance. Tell hilrp what it is:\n"
         f"    hilrp.register({_public_name(func, name)}, rule)\n"
         'with rule "activation" if it is elementwise, "gate" or "stop" if it is a gate, "reindexing" if it moves, '
         "selects or sums, or a function that writes it in known operations. Or let it run on its raw gradient with "
-        'audit="warn".'
+        f'audit="warn".{hint}'
     )
 
 
@@ -218,9 +244,17 @@ def false_reference(
     )
     return AuditError(
         f"The score of sample {sample} on the reference would be {followed:.6g}, but the model itself gives "
-        f"{plain:.6g} there: {reason}. The relevance would sum to a false difference. Keep those values in tensors "
-        "and in this thread (torch.where instead of "
-        '`if`, no item(), tolist() or float()), or explain without a reference (rules="hilrp").'
+        f"{plain:.6g} there: {reason}. The relevance would sum to a false difference. {REFERENCE_IS_DEFAULT}. Or keep "
+        "those values in tensors and in this thread (torch.where instead of `if`, no item(), tolist() or float())."
+    )
+
+
+def other_shape(path: str, there: tuple[int, ...], here: tuple[int, ...]) -> ModelError:
+    """A result that has another shape on the reference."""
+    return ModelError(
+        f"The model took another way on the reference than on the input: at {path or '(model)'} a result has the shape "
+        f"{there} there and {here} here. {REFERENCE_IS_DEFAULT}. Or use a model whose control flow doesn't depend on "
+        "the values of its input."
     )
 
 

@@ -48,7 +48,7 @@ def run_unknown(
     numbers = [t for t in found if t.is_floating_point() or t.is_complex()]
     writes = any(writes_to(t) != count for t, count in zip(operands, before, strict=True))
     if any(t.requires_grad for t in found) or (numbers and carries) or writes:
-        engine.problem(messages.unknown_operation(func, name, engine.path, engine.module))
+        engine.problem(messages.unknown_operation(func, name, engine.path, engine.module, engine.relative))
     return out
 
 

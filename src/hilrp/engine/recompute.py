@@ -10,7 +10,8 @@ the price of one more forward pass.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,6 +69,20 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     return [child for child in made_of_parts if kinds.count(type(child)) > 1]
 
 
+@contextmanager
+def _second_run(engine: Engine, module: nn.Module) -> Iterator[None]:
+    """Within, a module that ran before runs again, in the backward pass or on the reference."""
+    try:
+        yield
+    except (HilrpError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"`{engine.path or type(module).__name__}` could not run a second time: {type(error).__name__}: {error}. "
+            "Leave it out of recompute=."
+        ) from error
+
+
 @dataclass(frozen=True)
 class _Rerun:
     """A module's call, to be run again; its tensors are without a graph.
@@ -123,16 +138,8 @@ class _Rerun:
         device, enabled = tensors((self.args, self.kwargs))[0].device.type, self.autocast is not None
         with torch.enable_grad(), torch.autocast(device, self.autocast, enabled, cache_enabled=False):
             args, kwargs = map_tensors(own, (self.args, self.kwargs))
-            try:
-                with engine:
-                    output = self.module(*args, **kwargs)
-            except (HilrpError, MemoryError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:
-                raise ModelError(
-                    f"`{engine.path or type(self.module).__name__}` could not run a second time: "
-                    f"{type(error).__name__}: {error}. Leave it out of recompute=."
-                ) from error
+            with _second_run(engine, self.module), engine:
+                output = self.module(*args, **kwargs)
         found = [engine.current(t) for t in _numbers(output)]
         note_use(found)
         kinds = [(engine.tracker.level(t), t.requires_grad) for t in found]
@@ -280,7 +287,7 @@ def run(engine: Engine, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     found = _Known([(Level.GATE, False)] * len(made))
     name, reference = type(module).__name__, None
     if engine.relative:
-        with engine.without_modules():
+        with _second_run(engine, module), engine.without_modules():
             reference = relative.on_reference(engine, module, name, args, kwargs).output
     if carriers and torch.is_grad_enabled():
         note_use(carriers)

@@ -54,7 +54,8 @@ class Family:
         shown: The explanations of the questions that are shown.
         hits: Of the measured questions, where the most relevant pixel lies on the object.
         inside: Of the measured questions, the part of the positive relevance that lies on the object.
-        share, residual: Of all questions: the pixels' share of the score, and how far the books are from closing.
+        share, residual: Of all questions: the pixels' share of the score's difference to that on the reference, and how
+            far the books are from closing.
     """
 
     loaded: Loaded

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import hilrp
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.shown import Shown
 from hilrp.jobs.store import note, read_result, write_result
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.images import Source, read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.weights import fingerprint
+from hilrp.models.window import Window
 from hilrp.targets import Contrast, logits_of
 from hilrp.targets.classes import no_classifier
 from hilrp.util.atomic_files import sweep, write_whole
@@ -29,6 +33,10 @@ from hilrp.util.regular_files import open_regular, printable
 
 #: How many of the strongest classes are noted beside the explained one.
 _NOTED = 5
+#: The longest side of a photograph as it is drawn.
+_DRAWN = 1024
+#: Up to so many pixels maps are written on the pixels of the photograph, too.
+_RESTORED = 2 * 10**6
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class Gallery:
     fresh: bool = False
     reference: str | None = None
     passes: int = 1
+    _windows: dict[tuple[int, int], Window | None] = field(default_factory=dict)
 
     def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
         """Explains files; yields each as it is done. One that fails does not keep the others."""
@@ -98,21 +107,31 @@ class Gallery:
                     continue
                 image, notes = read(source.path)
                 size, x = image.size, self.loaded.preprocess(image)
+                window = self._window(size)
+                image.thumbnail((_DRAWN, _DRAWN))  # of photographs that wait, no more is kept than is drawn
             except Exception as error:  # the preprocessing may be anybody's
                 yield Outcome(source, error=_said(error).removeprefix(f"{printable(source.path)}: "))
                 continue
             seen = tuple(x.shape[:0:-1])
             notes = notes + self.loaded.notes(size, seen)
-            facts = {"settings": own, "size": size, "seen": seen, "image_notes": notes}
-            waiting.append(_Read(source, x, facts, tuple(damaged)))
+            facts: dict[str, Any] = {"settings": own, "size": size, "seen": seen, "image_notes": notes}
+            facts["window"] = None if window is None else asdict(window)
+            waiting.append(_Read(source, x, image, window, facts, tuple(damaged)))
             if len(waiting) * self.parsed.count >= self.batch:
                 yield from self._explain(waiting)
                 waiting = []
         yield from self._explain(waiting)
 
+    def _window(self, size: tuple[int, int]) -> Window | None:
+        """Which part of pictures of that size the model sees."""
+        if size not in self._windows:
+            self._windows[size] = self.loaded.window(size)
+        return self._windows[size]
+
     def _spare(self, sources: Sequence[Source]) -> None:
         """Raises if results would be written over images that are to be explained."""
-        results = {(self.folder / f"{source.name}.png").resolve() for source in sources}
+        endings = ("png", "details.png")
+        results = {(self.folder / f"{source.name}.{ending}").resolve() for source in sources for ending in endings}
         lost = [source.path for source in sources if source.path.resolve() in results]
         if lost:
             raise InputError(f"{lost[0]}: its figure would be written over it. Choose another folder for the results.")
@@ -215,14 +234,16 @@ class Gallery:
             "against_names": [] if found.against is None else [self.loaded.named(int(c)) for c in found.against],
             "strongest": [] if self.parsed.target is not None else self._strongest(found),
         }
-        pictures = self.loaded.preprocess.picture(found.input)
         outlines = self.parsed.outlines((height, width), found.output, len(found))
+        photos = None if item.window is None else [item.photo] * len(found)
+        shown = Shown(found, self.loaded, photos, titles, outlines)
         # Made before anything is written, so that an image has all of its files or none.
-        made = {
-            kind: found.encode(kind, self.loaded.classes, pictures, self.all_stages, None, titles, outlines)
-            for kind in ("npz", "png")
-        }
-        facts |= found.facts() | {"sha256": {kind: sha256(content).hexdigest() for kind, content in made.items()}}
+        made = {"npz": _npz(found, item.window)}
+        made |= {kind: shown.encoded(kind, self.all_stages) for kind in ("png", "details.png")}
+        facts |= found.facts() | {"marked": _marked(found, outlines)}
+        facts["drawn"] = shown.drawn()
+        facts["sentence"] = [shown.words(i).sentence for i in range(len(found))]
+        facts |= {"sha256": {kind: sha256(content).hexdigest() for kind, content in made.items()}}
         for kind, content in made.items():
             write_whole(self._file(item.source, kind), content)
         # Last of all: where it is, the others are.
@@ -238,12 +259,33 @@ class Gallery:
         ]
 
 
+def _marked(found: Explanation, outlines: Tensor | None) -> dict[str, Any] | None:
+    """What the region or the box that is explained holds of the score, or of its difference, and how sure that is."""
+    if outlines is None:
+        return None
+    region = found.region(outlines)
+    errors = region.share_stderr
+    return {"share": region.share.tolist(), "stderr": None if errors is None else errors.tolist()}
+
+
+def _npz(found: Explanation, window: Window | None) -> bytes:
+    """The arrays of an explanation, and its maps on the pixels of the photograph, where that isn't too large."""
+    arrays = found.arrays()
+    if window is not None and window.size[0] * window.size[1] <= _RESTORED:
+        arrays["photo_map"] = window.restore(found.map.detach().float().cpu()).numpy()
+    buffer = BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
 @dataclass(frozen=True)
 class _Read:
     """An image that was read and preprocessed, and what is already known of it."""
 
     source: Source
     x: Tensor
+    photo: Any
+    window: Window | None
     facts: dict[str, Any]
     damaged: tuple[str, ...]
 

@@ -17,6 +17,9 @@ from hilrp.models.libraries.loaded import Loaded
 from hilrp.targets import Cosine, Detection, Region, Views
 from hilrp.util.errors import InputError, TargetError
 
+#: The class that a data set gives each image.
+LABEL = "label"
+
 
 @dataclass(frozen=True)
 class ParsedTarget:
@@ -64,6 +67,11 @@ class ParsedTarget:
             if not 1 <= count <= 10:
                 raise InputError(f"target {text}: from top1 to top10.")
             return ParsedTarget(said, strongest=count, against=other)
+        if plain == LABEL:
+            raise InputError(
+                f"target {text}: single pictures have none. Name the class, or explain a data set with labels (hilrp "
+                "run)."
+            )
         label = loaded.index(text)
         if label == other:
             raise InputError(f"target {said}: a class can't be contrasted with itself.")

@@ -72,10 +72,10 @@ def finite_ratio(y: Tensor, a: Tensor) -> Tensor:
 
 
 class Weight(Protocol):
-    """How much of its second product a linear layer under the gamma rule takes."""
+    """How much of its relevance a linear layer under the gamma rule hands to its second product."""
 
-    def of_units(self, left: Tensor) -> Tensor | float | None:
-        """The weight for each unit, given the size of the output relative to the sum of its contributions' sizes.
+    def aside(self, left: Tensor) -> Tensor | None:
+        """The part for each unit, given the size of the output relative to the sum of its contributions' sizes.
 
         ``None`` where all units of the layer are exact. Asked in the backward pass.
         """
@@ -92,33 +92,27 @@ class _Gamma(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (left,) = ctx.saved_tensors
-        size = left.abs()
-        weight = ctx.weight.of_units(size)
-        if weight is None:
+        part = ctx.weight.aside(left.abs())
+        if part is None:
             return g, None, None, None
-        direct = finite_ratio(size, size + weight).mul_(g)
-        return direct, weight * direct * left.sign(), None, None
+        aside = part * g
+        return g - aside, left * aside, None, None
 
 
 def gamma(y: Tensor, m: Tensor, held: Tensor, weight: Weight) -> Tensor:
     """``y``, whose relevance is handed to the two products ``y`` and ``m >= |y|`` that explain it.
 
-    ``held`` is what relevance is held of: ``y``, or its change relative to a reference. With its sign ``s``, a weight
-    ``w``, ``d = held + s w m`` and ``t = g held / d``, the products get the gradients ``t`` and ``s w t``, so that
-    ``held t + m (s w t) = d t = held g``: what comes in goes out. Since ``|d| >= |held|``, the quotient is at most
-    one; where both are zero, nothing flows.
+    ``held`` is what relevance is held of: ``y``, or its change relative to a reference. With ``left = held / m`` and a
+    part ``p`` from zero to one, the products get the gradients ``g (1 - p)`` and ``left p g``, so that ``held g (1 - p)
+    + m left p g = held g``: what comes in goes out. The gamma rule's denominator ``d = held + sign(held) w m`` is that
+    of ``p = w / (|left| + w)``. Where ``held`` is zero, nothing flows.
     """
     return _Gamma.apply(y, m, held, weight)
 
 
-def hand_over(y: Tensor, d: Tensor, stabiliser: float) -> Tensor:
-    """``y``, whose relevance is handed to another sum ``d``: ``g_d = g y / (d + sign(d) stabiliser)``.
-
-    The stabiliser keeps ``stabiliser / (|d| + stabiliser)`` of it.
-    """
-    with torch.no_grad():
-        slope = finite_ratio(y, d + torch.copysign(d.new_full((), stabiliser), d))
-    return linearised(d, y, slope)
+def hand_over(y: Tensor, d: Tensor, total: Tensor) -> Tensor:
+    """``y``, whose relevance is handed to another sum ``d``: ``g_d = g y / total``; the total is d and a stabiliser."""
+    return linearised(d, y, finite_ratio(y, total))
 
 
 def standardised(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,18 +33,29 @@ class Level(IntEnum):
     CONSTANT = 5
 
 
-class Reference(NamedTuple):
+@dataclass(slots=True)
+class Reference:
     """The same call on the reference.
 
-    Its operands, in the order of the call's, which of them differ there, and its output.
-
-    ``choosing`` says that masks or indices that depend on the input have been met in the pass.
+    Attributes:
+        operands: Its operands, in the order of the call's.
+        changed: Which of them differ there.
+        output: What it gave there.
+        choosing: Whether masks or indices that depend on the input have been met in the pass.
+        laid_out: Where the output is known in another form: what it is beside an output of the call.
     """
 
     operands: list[Tensor]
     changed: list[bool]
     output: Any
     choosing: bool = False
+    laid_out: Callable[[Any], Any] | None = None
+
+    def beside(self, output: Any) -> Any:
+        """What the call gave on the reference, in the form of what it gives on the input."""
+        if self.laid_out is not None:
+            self.output, self.laid_out = self.laid_out(output), None
+        return self.output
 
 
 class KnownLayers(NamedTuple):
@@ -134,6 +145,7 @@ class Call:
     layers: Layers = field(default_factory=Layers)
     depends: Callable[[Tensor], bool] = lambda _: False
     operands: list[Tensor] = field(init=False)
+    _value: list[Any] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.operands = tensors((self.args, self.kwargs))
@@ -146,9 +158,11 @@ class Call:
         return self.func(*args, **kwargs)
 
     def value(self) -> Any:
-        """The original value, without a graph."""
-        with torch.no_grad():
-            return self.func(*self.args, **self.kwargs)
+        """The original value, without a graph. It is computed once."""
+        if not self._value:
+            with torch.no_grad():
+                self._value.append(self.func(*self.args, **self.kwargs))
+        return self._value[0]
 
     def at_zero(self) -> Any:
         """The function with zeros for the operands that carry relevance: the constant part of an affine map."""
@@ -175,7 +189,7 @@ class Call:
     def output_before(self) -> Any:
         """What the operation gives on the reference."""
         assert self.reference is not None
-        return self.reference.output
+        return self.reference.output if self.reference.laid_out is None else self.reference.beside(self.value())
 
     def before(self, tensor: Tensor) -> Tensor:
         """What an operand is on the reference; a constant is the same."""
@@ -194,8 +208,7 @@ class Call:
 
     def held(self, tensor: Tensor) -> Tensor:
         """What relevance is held of: an operand that varies or, with a reference, its change. Constants as they are."""
-        changed = self.reference is not None and self.changes(tensor)
-        return self.difference(tensor) if changed else tensor
+        return self.difference(tensor) if self.reference is not None and self.changes(tensor) else tensor
 
     def middle(self, tensor: Tensor) -> Tensor:
         """The mean of an operand and what it is on the reference, without a graph."""

@@ -210,6 +210,7 @@ class Ledger:
         leaks: Itemised books only: by operation, relevance in minus out minus what its constants explain.
         itemised: Whether the books are itemised.
         inputs: What arrived at each of several inputs (``"pixels"``, ``"words"``), by name; ``pixels`` is their sum.
+        relative_to: What the reference is called, where there is one.
     """
 
     score: Tensor
@@ -218,6 +219,7 @@ class Ledger:
     leaks: dict[str, Tensor]
     itemised: bool
     inputs: dict[str, Tensor] = field(default_factory=dict)
+    relative_to: str | None = None
 
     @staticmethod
     def close(books: Books, score: Tensor, inputs: dict[str, Tensor], reference: Tensor | None = None) -> Ledger:
@@ -231,7 +233,8 @@ class Ledger:
             if site is not None:
                 explained[site] = explained[site] + share
         leaks = {str(site): flow - explained[site] for site, flow in books.flows.items()}
-        return Ledger(score.double(), pixels, entries, leaks, books.itemised, inputs)
+        relative_to = None if reference is None else "the reference"
+        return Ledger(score.double(), pixels, entries, leaks, books.itemised, inputs, relative_to)
 
     @staticmethod
     def joined(ledgers: list[Ledger]) -> Ledger:
@@ -268,6 +271,7 @@ class Ledger:
             leaks=by_name([each.leaks for each in ledgers]),
             itemised=ledgers[0].itemised,
             inputs=by_name([each.inputs for each in ledgers]),
+            relative_to=ledgers[0].relative_to,
         )
 
     @property
@@ -325,8 +329,8 @@ class Ledger:
 
     @property
     def share(self) -> Tensor:
-        """The pixels' share of the score; of several inputs, that of all of them."""
-        return self.pixels / self.score
+        """The pixels' share of what is explained; of several inputs, that of all of them."""
+        return self.pixels / self.explained
 
     @property
     def arrived(self) -> dict[str, Tensor]:
@@ -334,17 +338,24 @@ class Ledger:
         return self.inputs if len(self.inputs) > 1 else {"pixels": self.pixels}
 
     def table(self, sample: int = 0, rows: int = 12) -> str:
-        """The books of one sample as text, largest entries first."""
-        score = float(self.score[sample])
-        named = sorted(((n, float(v[sample])) for n, v in self.entries.items()), key=lambda item: -abs(item[1]))
+        """The books of one sample as text, largest entries first.
+
+        Relative to a reference, the score, that of the reference, and where the difference of the two comes from.
+        """
+        kept = {name: value for name, value in self.entries.items() if name != REFERENCE}
+        named = sorted(((n, float(v[sample])) for n, v in kept.items()), key=lambda item: -abs(item[1]))
         lines = [*((name, float(value[sample])) for name, value in self.arrived.items()), *named[:rows]]
         if len(named) > rows:
             lines.append((f"{len(named) - rows} smaller entries", sum(v for _, v in named[rows:])))
         lines.append(("not accounted for", float(self.difference[sample])))
-        width = max(len(name) for name, _ in lines)
-        out = [f"{'score':<{width}}  {score:>12.6g}  {'share':>8}"]
+        heads, whole = [("score", float(self.score[sample]))], float(self.explained[sample])
+        if REFERENCE in self.entries:
+            heads += [(f"on {self.relative_to}", float(self.entries[REFERENCE][sample])), ("difference", whole)]
+        width = max(len(name) for name, _ in [*heads, *lines])
+        out = [f"{name:<{width}}  {value:>12.6g}" for name, value in heads]
+        out[-1] += f"  {'share':>8}"
         out += [
-            f"{name:<{width}}  {value:>12.6g}  {value / score if score else float('nan'):>8.4f}"
+            f"{name:<{width}}  {value:>12.6g}  {value / whole if whole else float('nan'):>8.4f}"
             for name, value in lines
         ]
         return "\n".join(out)

@@ -26,10 +26,13 @@ from hilrp.util.replaceable import Replaceable
 
 def weighted(call: Call) -> Tensor:
     """A weighted sum (linear, convolution, matmul with a constant) under the rule set's linear rule."""
-    if call.rules.linear == "zplus":
+    rule, favour = call.rules.linear, gamma_of(call)
+    if rule == "zplus":
         return zplus(call)
-    if call.rules.linear == "gamma_weights":
-        return gamma_weights(call, gamma_of(call))
+    if rule == "zplus_weights":
+        return of_weights(call, lambda w: w.clamp(min=0))
+    if rule in ("gamma_weights", "gamma_weights_bias"):
+        return of_weights(call, lambda w: w + favour * w.clamp(min=0), rule == "gamma_weights_bias")
     return gamma_sign(call, Gamma.of(call))
 
 
@@ -81,24 +84,24 @@ class Gamma:
         left = 1 - depth / self.rules.exact_from if self.rules.exact_from else 0.0
         return 1 + (self.rules.bound - 1) / left if left > 0 else float("inf")
 
-    def of_units(self, left: Tensor) -> Tensor | float | None:
-        """The weight of the second product, for each unit; see `autograd.Weight`."""
+    def aside(self, left: Tensor) -> Tensor | None:
+        """The part of each unit's relevance that the second product gets; see `autograd.Weight`."""
         if self.layers is None:
-            return self.share
-        return None if self.bound == float("inf") else least_weight(left, self.bound)
+            return self.share / (left + self.share)
+        return None if self.bound == float("inf") else least_aside(left, self.bound)
 
 
-def least_weight(left: Tensor, bound: float) -> Tensor:
-    """The weight of the least gamma under which a unit hands out at most ``bound`` times the relevance that it gets.
+def least_aside(left: Tensor, bound: float) -> Tensor:
+    """The part that the second product gets, under the least gamma with which a unit hands out ``bound`` times as much.
 
     ``left`` is the size of the output relative to the sum of the sizes of its contributions: one where nothing
     cancels, zero where all does. Contributions with the sign of the output then sum to ``p = 1 + left``, the others
     to ``n = 1 - left``. Under gamma the unit hands out ``((1 + gamma) p + n) / ((1 + gamma) p - n)`` times what it
-    gets. So where little cancels, gamma is zero, and it grows with ``n / p`` to ``2 / (bound - 1)``.
+    gets. That is the bound at the weight ``w = (1 - bound left) / (bound - left)``, and the part ``w / (left + w)`` is
+    ``(1 - bound left) / (1 - left^2)``. From ``left = 1 / bound`` on, where little cancels, gamma and part are zero.
     """
-    against = ((1 - left) / (1 + left)).clamp_(0, 1)
-    gamma = against.mul_((bound + 1) / (bound - 1)).sub_(1).clamp_(min=0)
-    return gamma / (2 + gamma)
+    size = left.clamp(max=1 / bound)  # beyond, the quotient is zero, and its divisor must not be
+    return torch.rsub(left, 1, alpha=bound).clamp_(min=0).div_(size.square_().neg_().add_(1))
 
 
 def live_layers(score: Tensor) -> Iterator[int]:
@@ -152,22 +155,25 @@ def gamma_sign(call: Call, weight: Gamma) -> Tensor:
     def size(t: Tensor) -> Tensor:
         return torch.zeros_like(t) if t is bias and reference is not None else call.held(t).abs()
 
-    held = y.detach() if reference is None else y.detach() - reference.output
+    held = y.detach() if reference is None else y.detach() - call.output_before
     return gamma(y, _product(call, size), held, weight)
 
 
-def gamma_weights(call: Call, gamma: float) -> Tensor:
-    """``R_j = sum_i a_j (w_ij + gamma w_ij^+) / (sum_j' a_j' (w_ij' + gamma w_ij'^+) + eps) R_i``.
+def of_weights(call: Call, share: Callable[[Tensor], Tensor], with_bias: bool = False) -> Tensor:
+    """``R_j = sum_i a_j v_ij / (sum_j' a_j' v_ij' + eps) R_i`` with ``v = share(w)``: the paper's equations as printed.
 
-    Eq. (6) to the letter. Its denominator can cross zero where activations are signed.
+    Eqs. (3) and (4) have ``v = w^+``, Eq. (6) ``v = w + gamma w^+``. A bias has no place in them: what it adds to the
+    output goes to the inputs; ``with_bias`` makes it one more contribution. The denominator can cross zero.
     """
-    return _stabilised(call, _product(call, lambda t: t if call.varies(t) else t + gamma * t.clamp(min=0)))
+    bias = None if with_bias else bias_of(call)
+    part = _product(call, lambda t: t if call.varies(t) else torch.zeros_like(t) if t is bias else share(t))
+    return _stabilised(call, part, signed=with_bias)
 
 
 def zplus(call: Call) -> Tensor:
-    """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``, where ``z^+ = w^+ a^+ + w^- a^-``.
+    """``R_j = sum_i z_ij^+ / (sum_j' z_ij'^+ + eps) R_i``, where ``z^+ = w^+ a^+ + w^- a^-``; a bias is one more.
 
-    Eqs. (3) and (4), for activations that may be negative.
+    Eqs. (3) and (4) are the same for activations that aren't negative; see `of_weights`.
     """
     positive = _product(call, lambda t: t.clamp(min=0))
     bias = bias_of(call)
@@ -196,10 +202,9 @@ def along_channels(call: Call, bias: Tensor) -> Tensor:
     return bias.reshape(-1, *([1] * spatial)) if spatial else bias
 
 
-def _stabilised(call: Call, d: Tensor) -> Tensor:
-    y, stabiliser = call.value(), call.rules.epsilon
-    out = hand_over(y, d, stabiliser)
-    with torch.no_grad():
-        kept = torch.copysign(d.new_full((), stabiliser), d)
-        call.book(out, (y * kept / (d + kept)).nan_to_num(0.0, 0.0, 0.0), "stabiliser")
+def _stabilised(call: Call, d: Tensor, signed: bool = True) -> Tensor:
+    y, held, kept = call.value(), d.detach(), d.new_full((), call.rules.epsilon)
+    kept = torch.copysign(kept, held) if signed else kept
+    out = hand_over(y, d, held + kept)
+    call.book(out, (y * kept / (held + kept)).nan_to_num(0.0, 0.0, 0.0), "stabiliser")
     return out

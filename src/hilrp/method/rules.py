@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_type_hints
 
 from hilrp.util.errors import InputError
 
-LinearRule = Literal["gamma", "bounded", "epsilon", "zplus", "gamma_weights"]
+LinearRule = Literal["gamma", "bounded", "epsilon", "zplus", "zplus_weights", "gamma_weights", "gamma_weights_bias"]
 AttentionRule = Literal["cp", "uniform", "attnlrp"]
 ConstantsPolicy = Literal["absorb", "reference"]
 UnlistedPolicy = Literal["rule", "raw"]
@@ -24,11 +24,14 @@ class Rules:
     Attributes:
         gamma: Weight of the favoured contributions in the gamma rules, for linear layers.
         gamma_conv: The same for convolutions; ``None`` means ``gamma``.
-        epsilon: Stabiliser of the denominators that can vanish (``zplus``, ``gamma_weights``). The
+        epsilon: Stabiliser of the denominators that can vanish, under every rule on weights and under ``zplus``. The
             sign-aware gamma rule needs none, and the epsilon rule is used in its limit, the native
             backward pass.
         linear: ``"gamma"`` (sign-aware), ``"bounded"`` (the same with a gamma of its own for each unit), ``"epsilon"``,
-            ``"zplus"`` or ``"gamma_weights"`` (gamma on positive weights, as the paper prints it).
+            ``"zplus"`` (positive contributions, ``w^+ a^+ + w^- a^-`` and positive biases), or one of those on
+            positive *weights*: ``"gamma_weights"`` (Eq. (6) as the paper prints it, without the bias),
+            ``"zplus_weights"`` (Eqs. (3) and (4) as printed, ``a w^+`` without the bias), and
+            ``"gamma_weights_bias"`` (Eq. (6) with the bias as one more contribution).
         bound: Of ``"bounded"``: how many times as much relevance a unit of the first layer may hand out, in size, as it
             gets.
         exact_from: Of ``"bounded"``: the depth, from 0 to 1, from which on units may hand out whatever they do without
@@ -67,6 +70,9 @@ class Rules:
                     f"Rules({name}={getattr(self, name)!r}) is not a known rule. Use one of: "
                     f"{', '.join(map(repr, allowed))}."
                 )
+        for name in ("gamma", "gamma_conv", "epsilon", "bound", "exact_from"):
+            if isinstance(getattr(self, name), str):
+                raise InputError(f"Rules({name}={getattr(self, name)!r}) is no number.")
         for name in ("gamma", "gamma_conv", "epsilon"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
@@ -116,3 +122,10 @@ PRESETS: dict[str, Rules] = {
     "zplus": Rules(linear="zplus"),
     "naive": Rules(gamma=0.05, gamma_conv=0.25, attention="attnlrp", unlisted="raw"),
 }
+#: The preset that is used where none is named.
+DEFAULT_RULES = "secant"
+#: What to say where something fails only since there is a reference, for which nobody may have asked.
+REFERENCE_IS_DEFAULT = (
+    "By default the score is explained relative to a reference, on which the model runs as well; "
+    'rules="hilrp" explains it without one'
+)

@@ -36,6 +36,33 @@ def split_samples(shape: Sequence[int], layout: Layout, batch: int) -> tuple[int
     return (*shape[:axis], shape[axis] // (batch * inner), batch, inner, *shape[axis + 1 :])
 
 
+def spread(one: Tensor, layout: Layout, batch: int) -> Tensor:
+    """A tensor of one sample as that of a batch of which every sample is this one; a view of it, where that can be.
+
+    Example:
+        >>> spread(torch.tensor([[1, 2]]), Layout(0, 1), 2).tolist()
+        [[1, 2], [1, 2]]
+    """
+    axis, inner = layout
+    split = one.unflatten(axis, (-1, 1, inner))
+    return split.expand(*split.shape[: axis + 1], batch, *split.shape[axis + 2 :]).flatten(axis, axis + 2)
+
+
+def is_one_for_all(t: Tensor) -> bool:
+    """Whether all samples of a tensor are one in memory, as those of a reference that they share."""
+    return t.ndim > 1 and len(t) > 1 and t.stride(0) == 0
+
+
+def one_of_all(t: Tensor | None) -> Tensor | None:
+    """One sample of a tensor in which all are the same in memory; others as they are. It broadcasts against them."""
+    return t[:1] if t is not None and is_one_for_all(t) else t
+
+
+def copied(t: Tensor) -> Tensor:
+    """A tensor in memory of its own, without a graph; of samples that are one in memory, one."""
+    return t[:1].detach().clone().expand_as(t) if is_one_for_all(t) else t.detach().clone()
+
+
 def _fits(shape: Sequence[int], layout: Layout, batch: int) -> bool:
     return 0 <= layout.axis < len(shape) and shape[layout.axis] % (batch * layout.inner) == 0
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hilrp.method import bilinear, composite, normalisation, reindexing
 from hilrp.method.call import Call, Level
 from hilrp.method.composite import Surrogate
+from hilrp.method.rules import REFERENCE_IS_DEFAULT
 from hilrp.method.sample_axis import (
     Layout,
     Placed,
@@ -177,8 +178,8 @@ def secant_form(row: Row, name: str) -> Rule:
 def no_form(name: str) -> AuditError:
     """What to say of an operation that can't be explained relative to a reference."""
     return AuditError(
-        f'The operation `{name}` has no form relative to a reference. Explain without one (rules="hilrp"), or give it '
-        "a rule that has: hilrp.register with a name or with a function that writes it in known operations."
+        f"The operation `{name}` has no form relative to a reference. {REFERENCE_IS_DEFAULT}. Or give it a rule that "
+        "has one: hilrp.register with a name, or with a function that writes it in known operations."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from hilrp.models.resolve import ZOO, call_factory, is_factory, library, resolve
 from hilrp.util.errors import InputError, UnavailableError
 from hilrp.util.regular_files import open_regular, printable
 
+#: The model that commands take where none is named, if their pictures are photographs, and if they are scenes.
+DEFAULT_MODEL = "timm/tiny_vit_5m_224.dist_in22k_ft_in1k"
+SCENES_MODEL = f"{ZOO}/swin"
 #: The most bytes that a file with the names of classes may have.
 _NAMES = 2**24
 
@@ -36,7 +40,8 @@ def load(
         name: ``zoo/swin`` and its like come with hilrp. Models of timm, torchvision, transformers (a name on the hub or
             a folder) and open_clip (a zero-shot classifier), with or without ``library/`` before the name, get their
             published weights, which needs a connection or the library's cache. ``module:factory`` is a function of
-            yours that returns a `Loaded`, or a model, its preprocessing and, perhaps, the names of its classes.
+            yours that returns a model of timm, whose preprocessing is known; or any model, its preprocessing and,
+            perhaps, the names of its classes; or a `Loaded`.
         checkpoint: A file with weights for that architecture: safetensors, or what torch.save wrote; no code in it is
             run.
         classes: The names of the classes, in order, where hilrp can't know them; for open_clip, what is to be told
@@ -101,14 +106,29 @@ def _count(model: nn.Module) -> int | None:
 
 def _from_factory(name: str) -> Loaded:
     made = call_factory(name)
+    found = with_preprocessing(name, made)
+    if found is not None:
+        return found
+    what = type(made[0] if isinstance(made, tuple) and made else made).__name__
+    raise InputError(
+        f"{name} returned {f'a tuple that begins with {what}' if isinstance(made, tuple) else what}: how pictures are "
+        "prepared for it isn't known. Return a model of timm, or (model, preprocess) or (model, preprocess, classes), "
+        "where preprocess makes a tensor [3,H,W] of a PIL image, or a hilrp.Loaded."
+    )
+
+
+def with_preprocessing(name: str, made: Any) -> Loaded | None:
+    """What a function of the user's returned, if it is a model whose preprocessing is known."""
     if isinstance(made, Loaded):
         return made
+    weights = "the function's weights"
+    # timm's models carry their own configuration; one of another kind has none.
+    if isinstance(made, nn.Module) and getattr(made, "pretrained_cfg", None):
+        timm = library("timm")
+        return Loaded(name, made, timm.preprocessing(made, timm.built_size(made)), timm.class_names(made), weights)
     model, preprocess, *rest = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, None)
     if not isinstance(model, nn.Module) or not callable(preprocess):
-        raise InputError(
-            f"{name} returned {type(made).__name__}; expected hilrp.Loaded, or (model, preprocess) or (model, "
-            "preprocess, classes): pictures can't be given to a model without its own preprocessing."
-        )
+        return None
     if not isinstance(preprocess, Preprocess):
         preprocess = Preprocess(preprocess)
-    return Loaded(name, model, preprocess, list(rest[0]) if rest and rest[0] else None, "the function's weights")
+    return Loaded(name, model, preprocess, list(rest[0]) if rest and rest[0] else None, weights)

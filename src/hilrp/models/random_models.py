@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.forward_backward import call_model
+from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.libraries.recipe import Recipe, strongest
+from hilrp.models.loading import load, with_preprocessing
 from hilrp.models.resolve import ZOO, call_factory, is_factory, library, resolve
 from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors, tensors
@@ -24,7 +27,7 @@ class Built:
         model: The model, in evaluation mode.
         inputs: Random inputs of the form that it takes.
         target: What of its output is explained.
-        pretrained: Whether it has published weights; else they are random.
+        pretrained: Whether it has published weights, or those of a file; else they are random.
     """
 
     name: str
@@ -48,19 +51,21 @@ def build(
     batch: int = 1,
     size: int | None = None,
     seed: int = 0,
+    checkpoint: str | Path | None = None,
 ) -> Built:
     """Builds a model by name, with random weights unless ``pretrained``, and inputs for it.
 
     Args:
         name: ``library/model``; a model's name alone, which is looked for in each library in turn; or
-            ``module:factory``, a function of yours that returns a model, or a model and its inputs, or a model, its
-            inputs and a target.
+            ``module:factory``, a function of yours that returns what `hilrp.load` takes, or a model alone, or a model
+            and its inputs, or a model, its inputs and a target.
         pretrained: Load the published weights (needs a connection, or the library's cache).
         dtype: Of the weights and of the inputs; by default float32, or what a factory returns.
         device: Where the model is built.
         batch: Number of samples.
         size: Side of the images, where the model's default isn't wanted.
         seed: Of the weights and of the inputs.
+        checkpoint: A file with weights for it, instead of random ones.
 
     Example:
         >>> built = build("timm/test_vit", batch=2)
@@ -72,7 +77,7 @@ def build(
     with torch.random.fork_rng([on_device] if on_device.type == "cuda" else []):  # the caller's chance is the caller's
         torch.manual_seed(seed)
         with on_device:
-            full, recipe = _recipe(name, pretrained, size)
+            full, recipe = _recipe(name, pretrained, size) if checkpoint is None else _trained(name, checkpoint, size)
         model = recipe.model.to(on_device, dtype).eval()
 
         def inputs_for(count: int) -> Any:
@@ -82,7 +87,7 @@ def build(
             )
 
         batch = batch if recipe.max_batch is None else min(batch, recipe.max_batch)
-        pretrained = pretrained or full.startswith(f"{ZOO}/")
+        pretrained = pretrained or checkpoint is not None or full.startswith(f"{ZOO}/")
         if not pretrained and not is_factory(full):
             _warm_up(full, model, inputs_for(max(batch, 2)))
         return Built(full, model, inputs_for(batch), recipe.target, pretrained)
@@ -168,19 +173,49 @@ def _recipe(name: str, pretrained: bool, size: int | None) -> tuple[str, Recipe]
     return f"{place}/{found}", library(place).recipe(found, pretrained, size)
 
 
+def _trained(name: str, checkpoint: str | Path, size: int | None) -> tuple[str, Recipe]:
+    """A model with weights of a file, and pictures of noise as it takes them."""
+    loaded = load(name, checkpoint)
+    if size is not None and not loaded.name.startswith("timm/"):
+        raise InputError(
+            f"--size {size}: with a checkpoint only models of timm can be set to another size, and {loaded.name} is "
+            "none."
+        )
+    loaded = loaded if size is None else library("timm").resized(loaded, size)
+    return loaded.name, _of_loaded(loaded)
+
+
+def _of_loaded(loaded: Loaded) -> Recipe:
+    """A model whose preprocessing is known: its inputs are pictures of noise, as it would be given them."""
+
+    def inputs(batch: int) -> Tensor:
+        from PIL import Image
+
+        # Noise in coarse patches: fine noise is lost when the preprocessing scales it.
+        noise = (255 * torch.rand(batch, 32, 32, 3, device="cpu")).byte().numpy()
+        with torch.device("cpu"):
+            return torch.stack([loaded.preprocess(Image.fromarray(each).resize((256, 256))) for each in noise])
+
+    return Recipe(loaded.model, inputs, strongest)
+
+
 def _from_factory(name: str) -> Recipe:
     """What a function of the user's returns."""
     made = call_factory(name)
     model, *rest = made if isinstance(made, tuple) else (made,)
+    if not isinstance(made, nn.Module) and (loaded := with_preprocessing(name, made)) is not None:
+        return _of_loaded(loaded)
     if not isinstance(model, nn.Module) or len(rest) > 2:
         raise InputError(
-            f"{name} returned {type(made).__name__}; expected a torch.nn.Module, or (model, inputs), or (model, "
-            "inputs, target)."
+            f"{name} returned {type(made).__name__}; expected a torch.nn.Module, or (model, preprocess), or (model, "
+            "inputs), or (model, inputs, target)."
         )
     if rest and not tensors(rest[0]):
         raise InputError(f"{name}: the inputs that it returns hold no tensor.")
     kind = next((p.dtype for p in model.parameters()), torch.float32)
     shape = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
+    side = library("timm").built_size(model)
+    shape = shape if side is None else (shape[0], side, side)
     return Recipe(
         model,
         lambda batch: rest[0] if rest else torch.randn(batch, *shape).to(kind),

@@ -60,6 +60,11 @@ def resolve(name: str) -> tuple[str, str]:
     known = [*LIBRARIES, ZOO]
     if name.startswith(_HUB):
         return "timm", name
+    if os.path.isfile(file := name.partition("@")[2] or name):
+        raise InputError(
+            f"{name}: that is a file of weights. Say of which model: hilrp.load(MODEL, checkpoint={file!r}), or "
+            f"MODEL@{file} on the command line."
+        )
     prefix, _, rest = name.partition("/")
     places: Iterable[str]
     places, rest = ([prefix], rest) if prefix in known else (_each_installed(), name)
@@ -78,7 +83,7 @@ def resolve(name: str) -> tuple[str, str]:
     if prefix not in known and rest in library(ZOO).trained():
         close = [f"{ZOO}/{rest}", *close]
     if wanted == [ZOO]:
-        close = library(ZOO).trained()
+        close = [f"{ZOO}/{each}" for each in close or library(ZOO).trained()]
     hint = f" Did you mean {', '.join(close)}?" if close else " `hilrp models PATTERN` looks for names."
     raise UnavailableError(f"{name}: no model of that name in {', '.join(wanted)}.{hint}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -17,39 +16,31 @@ from hilrp.jobs.bench import methods
 from hilrp.jobs.bench.grid import Cell, Grid
 from hilrp.jobs.bench.report import (
     OVERALL,
-    PAIRED,
-    RULES,
-    SECTIONS,
     Row,
     Shown,
     has_overall,
     number,
+    own_settings,
     paired_rows,
+    ranking_rows,
     rows,
+    section_rows,
     short,
     split,
 )
+from hilrp.jobs.bench.sections import COMPARED, PAIRED, RULES, SECTIONS
 from hilrp.jobs.bench.summary import Table, tables
-from hilrp.models.picture_files import opened
-from hilrp.pages.parts import image, page
+from hilrp.pages.charts import drawn
+from hilrp.pages.parts import card, cards, image, legend, page
+from hilrp.pages.parts import table as grid_table
 
-#: The style of tables and maps.
+#: The style of maps in tables.
 STYLE = """
-table.grid { font-size: 13.5px; }
-table.grid th, table.grid td { padding: 3px 10px; text-align: right; white-space: nowrap; }
-table.grid td:first-child, table.grid th:first-child {
-  text-align: left; position: sticky; left: 0; background: inherit;
-}
-table.grid tr { background: #fff; }
-table.grid .ci { color: var(--soft); font-size: 11px; display: block; }
-table.grid .best { font-weight: 700; }
-table.grid .worst { text-decoration: underline; text-decoration-color: #c00020; text-underline-offset: 3px; }
-table.grid tr.control td { color: var(--soft); background: #f3f5f7; }
-table.grid tr.ours td:first-child { font-weight: 700; }
-.card { overflow-x: auto; }
-.maps img { width: 84px; max-width: none; border-radius: 5px; }
-.maps td, .maps th { padding: 2px 3px; text-align: center; font-size: 12px; }
-.maps th { max-width: 84px; } .maps td:first-child { text-align: left; white-space: nowrap; padding-right: 10px; }
+.maps img { width: 84px; }
+.maps th, .maps td { padding: 2px 3px; text-align: center; font-size: 12px; }
+.maps th { max-width: 84px; white-space: normal; overflow-wrap: anywhere; }
+.maps td:first-child { padding-right: 10px; }
+@media print { .maps img { width: 100%; } }
 """
 #: The colours of the lines of a figure, one for each model.
 _COLOURS = [colormaps["tab20"](i) for i in (*range(0, 20, 2), *range(1, 20, 2))]
@@ -66,14 +57,16 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
         f"torch {facts['packages']['torch']}, {escape(str(facts['device']))}. Means over images "
         "with 95 % bootstrap intervals. The best value of a column is bold, the worst underlined, of the methods "
         "that look at the model. A dash: the method has no meaning on the model (hover for the reason). The last "
-        "column: mean and standard deviation over the models. Grey: controls that look at no model.</p>",
+        "column: mean and standard deviation over the models. Grey: controls that look at no model."
+        f"{escape(own_settings(facts))}</p>",
     ]
     for section in SECTIONS:
         present = [name for name in section.figures if name in found]
         if not present:
             continue
         parts.append(f"<h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>")
-        parts += [table(name, found[name].models, rows(found[name], section.figures[name])) for name in present]
+        shown = [table(name, found[name].models, section_rows(found, name, section.figures[name])) for name in present]
+        parts.append(cards(shown))
         if section.title == "Conservation":
             parts += [_naive(found), _traces(main)]
         if section.title == "Faithfulness Correlation":
@@ -81,33 +74,33 @@ def bench_page(grid: Grid, cells: Sequence[Cell], facts: dict[str, Any], title: 
     models, pairs = paired_rows(main)
     if pairs:
         parts.append(f"<h2>{escape(PAIRED.title)}</h2><p>{escape(PAIRED.text)}</p>{table('difference', models, pairs)}")
+    parts.append(_rankings(found))
     if varied:
         parts.append(f"<h2>{RULES.title}</h2><p>{escape(RULES.text)}</p>{_gammas(varied)}")
-        parts += [
-            table(name, varied[name].models, rows(varied[name], better))
-            for name, better in RULES.figures.items()
-            if name in varied
-        ]
+        figures = [(name, better) for name, better in RULES.figures.items() if name in varied]
+        parts.append(cards(table(name, varied[name].models, rows(varied[name], better)) for name, better in figures))
     parts.append(_maps(grid, main))
     errors = [c for c in cells if c.error is not None]
     if errors:
         lines = "".join(
             f"<p>{escape(c.model)}, {escape(c.method)}, {c.measure}: {escape(c.error or '')}</p>" for c in errors
         )
-        parts.append(f'<h2>Errors</h2><div class="card">{lines}</div>')
+        parts.append(f"<h2>Errors</h2>{card(lines, 'alert')}")
     return page(title, "\n".join(part for part in parts if part), STYLE)
 
 
 def table(name: str, models: list[str], shown: list[Row]) -> str:
     """Rows as a card with a table."""
     several = len(models) > 1 and has_overall(shown)
-    head = "".join(f"<th>{escape(name)}</th>" for name in [*map(short, models), *[OVERALL] * several])
+    head = [escape(name) for name in (name, *map(short, models), *[OVERALL] * several)]
     lines = []
     for row in shown:
-        kind = "control" if row.kind == "control" else "ours" if row.name in ("hilrp", "secant") else ""
+        kind = (
+            "control" if row.kind == "control" else "ours" if row.name.partition(":")[0] in ("hilrp", "secant") else ""
+        )
         cells = [_cell(cell) for cell in row.cells] + [_cell(row.overall, overall=True)] * several
         lines.append(f'<tr class="{kind}"><td>{escape(row.title)}</td>{"".join(cells)}</tr>')
-    return f'<div class="card"><table class="grid"><tr><th>{escape(name)}</th>{head}</tr>{"".join(lines)}</table></div>'
+    return card(grid_table(head, lines))
 
 
 def _cell(cell: Shown, overall: bool = False) -> str:
@@ -115,10 +108,34 @@ def _cell(cell: Shown, overall: bool = False) -> str:
         return f'<td title="{escape(cell.why, quote=True)}">{"–" if cell.why else ""}</td>'
     interval = ""
     if overall:
-        interval = f' <span class="ci">± {number(cell.value.spread)}</span>'
+        interval = f' <span class="interval">± {number(cell.value.spread)}</span>'
     elif cell.value.count > 1:
-        interval = f' <span class="ci">{number(cell.value.low)} – {number(cell.value.high)}</span>'
+        interval = f' <span class="interval">{number(cell.value.low)} – {number(cell.value.high)}</span>'
     return f'<td class="{cell.mark}">{number(cell.value.mean)}{interval}</td>'
+
+
+def _rankings(found: dict[str, Table]) -> str:
+    """How alike figures rank the methods: blue where they agree, red where they contradict each other."""
+    names, shown = ranking_rows(found)
+    if not shown:
+        return ""
+    heads = [f'<th title="{escape(name, quote=True)}">{i}</th>' for i, name in enumerate(names, 1)]
+    lines = []
+    for i, row in enumerate(shown, 1):
+        cells = []
+        for cell, other in zip(row.cells, names, strict=True):
+            if cell.value is None:
+                cells.append(f'<td title="{escape(cell.why, quote=True)}">{"–" if cell.why else ""}</td>')
+                continue
+            value, several = cell.value, f", ± {cell.value.spread:.2f} over {cell.value.count} models"
+            text = f"{row.title} and {other}: {value.mean:.2f}{several if value.count > 1 else ''}"
+            colour = "var(--against)" if value.mean > 0 else "var(--for)"
+            part = 50 * min(1.0, abs(value.mean))
+            shade = f"background: color-mix(in srgb, {colour} {part:.0f}%, transparent)"
+            cells.append(f'<td style="{shade}" title="{escape(text, quote=True)}">{value.mean:.2f}</td>')
+        lines.append(f"<tr><td>{i} {escape(row.title)}</td>{''.join(cells)}</tr>")
+    grid = card(grid_table(["", *heads], lines))
+    return f"<h2>{escape(COMPARED.title)}</h2><p>{escape(COMPARED.text)}</p>{grid}"
 
 
 def _naive(found: dict[str, Table]) -> str:
@@ -134,21 +151,17 @@ def _naive(found: dict[str, Table]) -> str:
                 texts.append("<td>–</td>")
                 continue
             lost = residual.cells[model, name].mean
-            word = f"books miss {lost:.0%} of the score" if lost > 1e-3 else "books close"
+            word = f"the ledger misses {lost:.0%} of the score" if lost > 1e-3 else "the ledger closes"
             texts.append(
                 f"<td>{number(pointing.cells[model, name].mean)} / {number(share.cells[model, name].mean)} <span "
-                f"class='ci'>{word}</span></td>"
+                f"class='interval'>{word}</span></td>"
             )
         lines.append(f"<tr><td>{escape(short(model))}</td>{''.join(texts)}</tr>")
-    head = "<tr><th>pointing / pixels' share</th><th>AttnLRP (naive)</th><th>HiLRP</th></tr>"
-    return f'<div class="card"><table class="grid">{head}{"".join(lines)}</table></div>'
+    return card(grid_table(["pointing / pixels' share", "AttnLRP (naive)", "HiLRP"], lines))
 
 
 def _figure(drawing: Figure, text: str) -> str:
-    buffer = BytesIO()
-    drawing.savefig(buffer, format="png", dpi=110)
-    with opened(buffer) as picture:
-        return f'<div class="card">{image(picture.convert("RGB"), text, lossless=True)}</div>'
+    return card(f'<div class="scroll">{drawn(drawing, text)}</div>')
 
 
 def _traces(cells: Sequence[Cell]) -> str:
@@ -225,15 +238,15 @@ def _maps(grid: Grid, cells: Sequence[Cell]) -> str:
     """The maps of the first images, on what each model saw of them."""
     models, names = (list(dict.fromkeys(getattr(c, k) for c in cells)) for k in ("model", "method"))
     shown = {model: grid.shown(model) for model in models}
-    parts = ["<h2>Maps</h2>"]
+    parts = []
     for i in range(max((len(called) for called, _ in shown.values()), default=0)):
-        heads = "".join(f"<th>{_picture(*shown[model], i)}{escape(short(model))}</th>" for model in models)
+        heads = [f"{_picture(*shown[model], i)}{escape(short(model))}" for model in models]
         lines = []
         for name in names:
             boxes = "".join(f"<td>{_overlay(grid, model, name, shown[model][1], i)}</td>" for model in models)
             lines.append(f"<tr><td>{escape(methods.find(name).title)}</td>{boxes}</tr>")
-        parts.append(f'<div class="card maps"><table><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>')
-    return "".join(parts)
+        parts.append(card(grid_table(["", *heads], lines, "maps")))
+    return f"<h2>Maps</h2>{legend()}{cards(parts)}"
 
 
 def _picture(names: list[str], pictures: np.ndarray, i: int) -> str:

@@ -15,23 +15,18 @@ from hilrp.jobs.run.item import parquet_file
 from hilrp.jobs.run.items import Reader
 from hilrp.jobs.run.results import Results
 from hilrp.jobs.run.rows import whole_map
-from hilrp.jobs.run.summary import ENOUGH, Class, Group, Shown
+from hilrp.jobs.run.summary import ENOUGH, Class, Group, Shown, percent
 from hilrp.models.images import read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import load, split_name
-from hilrp.pages.parts import badge, image, meanings, page
+from hilrp.pages.parts import badge, card, folded, image, legend, page, stack, table
+from hilrp.pages.words import meanings
 from hilrp.util.errors import HilrpError
 
 _SIDE = 132
 _STYLE = """
-.row { display: flex; flex-wrap: wrap; gap: 14px; }
-.shown { width: 150px; font-size: 12.5px; line-height: 1.35; overflow-wrap: anywhere; }
-.shown img { border-radius: 7px; border: 1px solid var(--line); margin-bottom: 3px; }
-.suspect { border-left: 4px solid #c00020; } .suspect .row { margin-top: 8px; }
-.stack { display: flex; height: 20px; border-radius: 6px; overflow: hidden; max-width: 760px; background: #eef0f3; }
-.stack span { display: block; }
-table.classes td, table.classes th { padding: 4px 14px 4px 0; font-variant-numeric: tabular-nums; }
-table.classes img { border-radius: 5px; }
+.suspect .row { margin-top: 8px; }
+.verdicts { max-width: 760px; }
 """
 #: At most this many classes are listed.
 _CLASSES = 60
@@ -50,14 +45,70 @@ def dataset_page(results: Results, groups: Sequence[Group]) -> str:
         f"data {manifest['items_sha256'][:12]}.</p>",
     ]
     if missing:
-        parts.append(
-            f'<div class="card suspect"><b>Not complete</b><p>{missing} images are not explained yet. Run the same '
-            "`hilrp run` again.</p></div>"
-        )
-    parts.append(_suspicion(groups, thumbnails))
+        said = f"<b>Not complete</b><p>{missing} images are not explained yet. Run the same `hilrp run` again.</p>"
+        parts.append(card(said, "alert"))
+    if groups:
+        parts += [_methods(groups), _models(groups)]
+    parts += [_suspicion(groups, thumbnails)]
     for group in groups:
         parts += _group(group, thumbnails)
     return page(title, "\n".join(parts), _STYLE)
+
+
+def _methods(groups: Sequence[Group]) -> str:
+    """Models and methods beside each other: what a reader wants to know of each first."""
+    known = any(group.known for group in groups)
+    beyond = [_beyond(group) for group in groups]
+    best = max((value for value in beyond if value is not None), default=None)
+    rows = []
+    for group, value in zip(groups, beyond, strict=True):
+        total = sum(group.verdicts.values())
+        cells = [
+            str(group.count),
+            _percent(group.verdicts[Verdict.VALID] / total) if total else "–",
+            *([_percent(group.on_object), _percent(group.covered)] if known else ()),
+        ]  # fmt: skip
+        beside = f"<td{' class=best' if value is not None and value == best else ''}>{_percent(value)}</td>"
+        suspects = len({suspect.index for suspect in group.suspects})
+        last = f'<td class="bad">{suspects}</td>' if suspects else f"<td>{0 if group.judged else '–'}</td>"
+        names = f'<td>{escape(group.model)}</td><td class="text">{escape(group.method)}</td>'
+        rows.append(f"<tr>{names}{''.join(f'<td>{cell}</td>' for cell in cells)}{beside if known else ''}{last}</tr>")
+    head = ["model", '<th class="text">method</th>', "images", "verdict valid"]
+    head += ["evidence on the object", "object\u2019s area", "evidence beyond that area"] if known else []
+    more = (
+        " The object\u2019s area is the part of the picture that it covers: a map that says nothing has as much of its "
+        "evidence there."
+        if known
+        else " Where objects are isn\u2019t known here: nothing is said of how well maps lie on them."
+    )
+    return (
+        f'<h2>Methods compared</h2><p class="soft">Means over all images.{more} A dash: it isn\u2019t known.</p>'
+        f"{card(table([*head, 'suspected classes'], rows))}"
+    )
+
+
+def _beyond(group: Group) -> float | None:
+    """The evidence on the object beyond the object's area, over all images."""
+    return None if group.on_object is None or group.covered is None else group.on_object - group.covered
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else percent(value)
+
+
+def _models(groups: Sequence[Group]) -> str:
+    """How often each model is right, and how sure it is of itself."""
+    first = {group.model: group for group in reversed(groups)}  # what it predicts doesn't depend on the method
+    rows = [
+        f"<tr><td>{escape(group.model)}</td><td>{sum(c.labelled for c in group.classes.values())}</td>"
+        f"<td>{_percent(group.accuracy)}</td><td>{_percent(group.confidence)}</td></tr>"
+        for group in reversed(first.values())
+    ]
+    return (
+        '<h2>Accuracy and confidence</h2><p class="soft">Accuracy: how often the prediction is the label. Confidence: '
+        "the largest probability of the model\u2019s softmax, in the mean.</p>"
+        f"{card(table(['model', 'images with a label', 'accuracy', 'confidence'], rows))}"
+    )
 
 
 def _suspicion(groups: Sequence[Group], thumbnails: _Thumbnails) -> str:
@@ -67,11 +118,11 @@ def _suspicion(groups: Sequence[Group], thumbnails: _Thumbnails) -> str:
             own = group.classes[index]
             shown = "".join(thumbnails.card(group, each) for each in own.examples)
             why = "".join(f"<p>{escape(_sentence(s.why))}</p>" for s in group.suspects if s.index == index)
-            cards.append(
-                f'<div class="card suspect"><b>{escape(own.name)}</b> <span class="soft">{escape(group.model)}, '
-                f'{escape(group.method)}</span>{why}<div class="row"><div class="shown">{_heat(own)}<b>mean '
-                f"map</b></div>{shown}</div></div>"
+            said = (
+                f'<b>{escape(own.name)}</b> <span class="soft">{escape(group.model)}, {escape(group.method)}</span>'
+                f'{why}<div class="row"><div class="shown">{_heat(own)}<b>mean map</b></div>{shown}</div>'
             )
+            cards.append(card(said, "alert suspect"))
     judged = "".join(
         f"<p class=soft>{escape(group.model)}, {escape(group.method)}: {group.judged} of {len(group.classes)} classes "
         f"have {ENOUGH} images or more, and are judged by where their evidence lies; {group.placed} of them by their "
@@ -90,7 +141,8 @@ def _suspicion(groups: Sequence[Group], thumbnails: _Thumbnails) -> str:
             "Classes that seem to rest on something else than their object. Look at the images before you believe it, "
             "or before you trust the model."
         )
-    return f"<h2>Suspected shortcuts</h2><p>{said}</p>{judged}{''.join(cards)}"
+    judged = folded("Which classes are judged", judged)
+    return f"<h2>Suspected shortcuts</h2><p>{said}</p>{judged}{legend()}{''.join(cards)}"
 
 
 def _sentence(text: str) -> str:
@@ -104,27 +156,27 @@ def _group(group: Group, thumbnails: _Thumbnails) -> list[str]:
         parts.append(_verdicts(group))
     if group.least:
         shown = "".join(thumbnails.card(group, each) for _, each in group.least)
-        parts.append(f'<h3>Least evidence in the object</h3><div class="row">{shown}</div>')
+        parts.append(
+            f'<h3>Least evidence beyond the object\u2019s area</h3><p class="soft">The part of the '
+            "evidence that lies on the object, less the part of the picture that the object covers, is the smallest in "
+            f'these.</p><div class="row">{shown}</div>'
+        )
     if group.unusual:
         shown = "".join(thumbnails.card(group, each) for each in group.unusual)
         parts.append(f'<h3>Most unusual explanations</h3><div class="row">{shown}</div>')
     parts.append(_classes(group))
     if group.errors:
         lines = "".join(f"<p><b>{escape(name)}</b>: {escape(why)}</p>" for name, why in group.errors)
-        parts.append(f"<details><summary>{group.failed} images could not be explained</summary>{lines}</details>")
+        parts.append(folded(f"{group.failed} images could not be explained", lines))
     return parts
 
 
 def _verdicts(group: Group) -> str:
     total = sum(group.verdicts.values())
     known = [v for v in Verdict if group.verdicts[v]]
-    bars = "".join(
-        f'<span style="width:{100 * group.verdicts[v] / total:.2f}%;background:{v.colour};'
-        f'opacity:{0.6 if v is Verdict.INFLATED else 1}" title="{v}"></span>'
-        for v in known
-    )
-    words = " ".join(f"{badge(v)} {group.verdicts[v]} ({group.verdicts[v] / total:.1%})" for v in known)
-    return f'<div class="stack">{bars}</div><p>{words}</p>{meanings(known)}'
+    bar = stack((group.verdicts[v] / total, v.colour, str(v)) for v in known)
+    words = " ".join(f"{badge(v)} {group.verdicts[v]} ({_percent(group.verdicts[v] / total)})" for v in known)
+    return f'<div class="verdicts">{bar}</div><p>{words}</p>{meanings(known, False)}'
 
 
 def _classes(group: Group) -> str:
@@ -135,22 +187,20 @@ def _classes(group: Group) -> str:
 
     rows = []
     for each in sorted(group.classes.values(), key=order)[:_CLASSES]:
-        on_object = "–" if each.on_object is None else f"{each.on_object:.0%}"
-        right = f"{each.right / each.labelled:.0%}" if each.labelled else "–"
-        covered = f"{each.area / each.known:.0%}" if each.known else "–"
+        right = each.right / each.labelled if each.labelled else None
+        covered = each.area / each.known if each.known else None
         rows.append(
-            f"<tr><td>{_heat(each, 56)}</td><td>{escape(each.name)}</td><td>{each.count}</td>"
-            f"<td>{right}</td><td>{on_object}</td><td>{covered}</td></tr>"
+            f'<tr><td>{_heat(each, 56)}</td><td class="wrap">{escape(each.name)}</td><td>{each.count}</td>'
+            f"<td>{_percent(right)}</td><td>{_percent(each.on_object)}</td><td>{_percent(covered)}</td>"
+            f"<td>{_percent(each.excess)}</td></tr>"
         )
     more = f"<p>{len(group.classes) - _CLASSES} more.</p>" if len(group.classes) > _CLASSES else ""
-    head = (
-        "<tr><th>mean map</th><th>explained class</th><th>images</th><th>prediction right</th>"
-        "<th>evidence on the object</th><th>picture covered by it</th></tr>"
-    )
+    head = ["mean map", '<th class="wrap">explained class</th>', "images", "accuracy"]
+    head += ["evidence on the object", "object\u2019s area", "evidence beyond that area"]
     return (
-        '<h3>Classes</h3><p class="soft">Those whose objects hold the least evidence, relative to the part of the '
-        "picture that they cover, first. Mean map: where the evidence for the class lies, over all its images.</p>"
-        f'<table class="classes">{head}{"".join(rows)}</table>{more}'
+        '<h3>Classes</h3><p class="soft">Those with the least evidence beyond the object\u2019s area first. Mean map: '
+        "where the evidence for the class lies, over all its images.</p>"
+        f"{card(table(head, rows))}{more}"
     )
 
 
@@ -189,7 +239,7 @@ class _Thumbnails:
         relevance = Image.fromarray(self._map(group, each).astype(np.float32)).resize(
             (side, side), Image.Resampling.BICUBIC
         )
-        blended = (255 * np.clip(blend(seen, np.asarray(relevance)), 0, 1)).astype(np.uint8)
+        blended = (255 * np.clip(blend(seen, np.array(relevance)), 0, 1)).astype(np.uint8)
         return image(Image.fromarray(blended).resize((_SIDE, _SIDE)), each.id, quality=85)
 
     def _seen(self, model: str, picture: Image.Image) -> Image.Image:

@@ -3,95 +3,135 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from hilrp.attribution.references import NAMED
 from hilrp.attribution.verdicts import Verdict
 from hilrp.jobs.explain_files import Outcome
 from hilrp.method.ledger import REFERENCE
 from hilrp.method.rules import PRESETS
 from hilrp.models.picture_files import opened
-from hilrp.pages.parts import badge, image, meanings, page
+from hilrp.pages.parts import badge, card, folded, image, legend, page
+from hilrp.pages.words import meaning, meanings
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 #: At most this many images are shown: the page holds them all in itself.
 _SHOWN = 100
-#: Figures are shown this much smaller, so that their letters are as large as the page's.
+#: Figures of details are shown this much smaller, so that their letters are as large as the page's.
 _SCALE = 0.63
 
 _STYLE = """
-.head { display: flex; flex-wrap: wrap; gap: 6px 18px; align-items: baseline; margin-bottom: 8px; }
+main { max-width: 1180px; }
+.head { display: flex; flex-wrap: wrap; gap: 2px 18px; align-items: baseline; margin-bottom: 10px; }
 .head b { font-size: 17px; overflow-wrap: anywhere; }
-.failed { border-left: 4px solid #c00020; }
-.card { overflow-x: auto; }
-.card img { max-width: max(100%, 1080px); height: auto; }
+.explained { display: flex; flex-wrap: wrap; gap: 8px 22px; margin: 0 0 22px; align-items: flex-start; }
+.explained > .figure { flex: 1 1 420px; max-width: 760px; }
+.explained .legend { max-width: none; }
+.explained > .said { flex: 1 1 260px; max-width: 520px; font-size: 16px; }
+.said b { font-size: 20px; line-height: 1.25; overflow-wrap: anywhere; }
+@media print {
+  .card:has(.explained) { break-inside: avoid; }
+  .explained { flex-wrap: nowrap; break-inside: avoid; }
+  .explained > .figure { flex: 0 0 10cm; }
+  .explained > .said { flex: 1; font-size: 11pt; }
+}
 """
 
 
 def gallery_page(folder: Path, outcomes: Sequence[Outcome], problems: Mapping[str, str], title: str) -> str:
-    """One card per image: its figure, the class, the score, and what the books say."""
+    """One card per image: relevance on it, the class, a sentence, and, folded, the figure of details."""
     done = [o for o in outcomes if o.error is None]
     failed = {str(o.source.path): o.error for o in outcomes if o.error is not None} | dict(problems)
-    settings = done[0].facts["settings"] if done else {}
     parts = [f"<h1>{escape(title)}</h1>"]
-    if settings:
-        plain = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
-        rules = next((name for name, known in PRESETS.items() if vars(known) == settings["rules"]), plain)
-        relative = f"relative to: {escape(settings['reference'])}; " if settings.get("reference") else ""
-        parts.append(
-            f'<p class="soft">{escape(settings["model"])}, {escape(settings["weights"])}; target: '
-            f"{escape(settings['target'])}; "
-            f"rules: {escape(rules)}; {relative}hilrp {escape(settings['hilrp'])}</p>"
-        )
+    if done:
+        parts.append(f'<p class="soft">{_settings(done[0].facts)}</p>')
     colours = " Red raises the score that is explained, blue lowers it." if done else ""
     parts.append(f"<p>{len(done)} of {len(done) + len(failed)} explained.{colours}</p>")
-    parts.append(meanings(Verdict(v) for o in done for v in o.facts["verdict"]))
+    relative = any(_is_relative(o.facts) for o in done)
+    parts.append(meanings((Verdict(v) for o in done for v in o.facts["verdict"]), relative))
     if failed:
         rows = "".join(f"<p><b>{escape(name)}</b>: {escape(str(why))}</p>" for name, why in failed.items())
-        parts.append(f'<div class="card failed"><b>Not explained</b>{rows}</div>')
+        parts.append(card(f"<b>Not explained</b>{rows}", "alert"))
     parts += [_card(folder, o) for o in done[:_SHOWN]]
     if len(done) > _SHOWN:
         parts.append(f"<p>{len(done) - _SHOWN} more are in the folder; this page shows the first {_SHOWN}.</p>")
     return page(title, "\n".join(parts), _STYLE)
 
 
-def _card(folder: Path, outcome: Outcome) -> str:
-    from PIL import Image
+def _settings(facts: Mapping[str, Any]) -> str:
+    """What was asked for, in words."""
+    settings = facts["settings"]
+    plain = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
+    rules = next((name for name, known in PRESETS.items() if vars(known) == settings["rules"]), plain)
+    said = [f"{settings['model']}, {settings['weights']}", f"target: {settings['target']}", f"rules: {rules}"]
+    if settings.get("reference"):
+        # Of a file the name alone would not say which.
+        said.append(f"reference: {facts['relative_to'] if settings['reference'] in NAMED else settings['reference']}")
+    if settings.get("passes", 1) > 1:
+        said.append(f"{settings['passes']} passes")
+    return escape("; ".join([*said, f"hilrp {settings['hilrp']}"]))
 
+
+def _is_relative(facts: Mapping[str, Any]) -> bool:
+    return REFERENCE in facts["entries"]
+
+
+def _card(folder: Path, outcome: Outcome) -> str:
     facts, name = outcome.facts, outcome.source.name
-    try:
-        with opened(folder / f"{name}.png") as figure:
-            small = figure.convert("RGB")
-        small = small.resize((round(_SCALE * small.width), round(_SCALE * small.height)), Image.Resampling.LANCZOS)
-        drawn = image(small, f"{name}: input, relevance on it, signed map, stages, books", quality=85)
-    except (OSError, SyntaxError, ValueError) as error:  # somebody else may have had it since: the other cards stay
-        drawn = f"<p>Its figure can't be read ({escape(str(error))}). Run it again.</p>"
-    heads = "".join(_head(facts, i) for i in range(len(facts["score"])))
     sizes = [f"{width} x {height}" for width, height in (facts["size"], facts["seen"])]
     saw = f"{sizes[0]} pixels" + (
         f", of which the model saw {sizes[1]}, scaled and cropped" if sizes[0] != sizes[1] else ""
     )
     said = [*facts["image_notes"], *(f"not checked: {reason}" for reason in facts.get("unchecked", ()))]
-    notes = "".join(f'<p class="soft">Note: {escape(note)}.</p>' for note in said)
-    files = ", ".join(f'<a href="./{quote(os.fsencode(name))}.{kind}">{kind}</a>' for kind in ("png", "npz", "json"))
-    return (
-        f'<div class="card"><div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span><span '
-        f'class="soft">{files}</span></div>{heads}{notes}'
-        f"{drawn}</div>"
+    notes = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in said)
+    files = ", ".join(
+        f'<a href="./{quote(os.fsencode(name))}.{kind}">{kind}</a>' for kind in ("png", "details.png", "npz", "json")
     )
+    head = (
+        f'<div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span>'
+        f'<span class="soft">{files}</span></div>'
+    )
+    shown = _figure(folder / f"{name}.png", lambda figure: _drawn(facts, name, figure))
+    details = _figure(folder / f"{name}.details.png", lambda figure: _details(name, figure))
+    return card(f"{head}{notes}{shown}{folded('Stage by stage, and the ledger', details)}")
 
 
-def _head(facts: Mapping[str, Any], i: int) -> str:
-    explained = facts["names"][i] if facts["names"] else "score"
-    if facts["against_names"]:
-        explained += f" rather than {facts['against_names'][i]}"
-    before = facts["entries"].get(REFERENCE)
-    of = f"{facts['pixel_share'][i]:.1%} of it" if before is None else f"{facts['pixels'][i]:.3f}"
-    relative = "" if before is None else f'<span class="number">reference {before[i]:.3f}</span>'
+def _figure(path: Path, show: Callable[[Image.Image], str]) -> str:
+    """What is shown of a figure in a file; somebody else may have had it since: all others stay."""
+    try:
+        with opened(path) as figure:
+            return show(figure.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"<p>Its figure can't be read ({escape(str(error))}). Run it again.</p>"
+
+
+def _drawn(facts: Mapping[str, Any], name: str, figure: Image.Image) -> str:
+    """The pictures in a figure, each with its words as text."""
+    shown = "".join(_explained(facts, i, name, figure.crop(each["place"])) for i, each in enumerate(facts["drawn"]))
+    rest = len(facts["score"]) - len(facts["drawn"])
+    return shown + (f"<p>{rest} more are not drawn; {escape(name)}.npz holds them.</p>" if rest else "")
+
+
+def _details(name: str, figure: Image.Image) -> str:
+    size = (round(_SCALE * figure.width), round(_SCALE * figure.height))
+    small = image(figure.resize(size), f"{name}: input, signed map, stages, ledger", quality=85)
+    return f'<div class="scroll"><div class="paper">{small}</div></div>'
+
+
+def _explained(facts: Mapping[str, Any], i: int, name: str, picture: Image.Image) -> str:
+    """One explanation: relevance on the picture, its colours, and what is said of it."""
+    drawn, word = facts["drawn"][i], Verdict(facts["verdict"][i])
+    scale = legend(drawn["low"], drawn["high"], "pale: not seen by the model" if drawn["pale"] else "")
     return (
-        f'<div class="head"><span>{escape(explained)}</span><span class="number">score {facts["score"][i]:.3f}</span>'
-        f'{relative}<span class="number">pixels {of}</span>'
-        f'<span class="number">residual {facts["residual"][i]:.0e}</span>{badge(Verdict(facts["verdict"][i]))}</div>'
+        f'<div class="explained"><div class="figure">{image(picture, f"{name}: relevance on the picture", quality=88)}'
+        f'{scale}</div><div class="said"><b>{escape(drawn["title"])}</b>'
+        f'<p class="soft">{escape(drawn["likelihood"])}</p><p>{escape(facts["sentence"][i])}</p>'
+        f'<p>{badge(word, meaning(word, _is_relative(facts)))} <span class="small number">missing: '
+        f"{facts['residual'][i]:.0e} of the score</span></p></div></div>"
     )

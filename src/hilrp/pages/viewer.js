@@ -4,6 +4,14 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const floats = (text) => new Float32Array(bytes(text).buffer);
+/** Numbers of 16 bits, times their scale. */
+function halves({ scale, values }) {
+  return Float32Array.from(new Uint16Array(bytes(values).buffer), (half) => {
+    const [exponent, fraction] = [(half >> 10) & 31, half & 1023];
+    const size = exponent ? 2 ** (exponent - 25) * (1024 + fraction) : 2 ** -24 * fraction;
+    return (half >> 15 ? -size : size) * scale;
+  });
+}
 const byId = (id) => document.getElementById(id);
 
 const { width, height } = data;
@@ -57,7 +65,8 @@ function draw() {
     const at = colour(value, limit);
     const grey = (picture[4 * i] + picture[4 * i + 1] + picture[4 * i + 2]) / 3;
     for (let c = 0; c < 3; c++) {
-      const ground = byId("coloured").checked ? picture[4 * i + c] : 102 + 0.6 * grey;
+      // Dimmed, so that relevance is seen on it.
+      const ground = byId("coloured").checked ? 71 + 0.27 * picture[4 * i + c] + 0.33 * grey : 102 + 0.6 * grey;
       image.data[4 * i + c] = (1 - strength) * ground + strength * colours[at + c];
     }
     image.data[4 * i + 3] = 255;
@@ -96,6 +105,7 @@ function drawOutline(pen) {
 // What a place carries: always of the map itself, never of what is smoothed for the eye. ----------------------------
 
 const number = (value) => (Math.abs(value) >= 0.1 ? value.toFixed(2) : value.toPrecision(2));
+const minus = (text) => text.replace("-", "\u2212");
 const signed = (value) => (value > 0 ? "+" : "") + number(value);
 const percent = (part) => (Math.abs(part) >= 0.1 || part === 0 ? Math.round(100 * part) : (100 * part).toPrecision(2)) + " %";
 
@@ -110,18 +120,77 @@ function sums(left, top, right, bottom) {
 }
 
 const whole = sums(0, 0, width, height);
-// A part of a score below zero would have the wrong sign.
-const ofScore = (value) => (data.explained > 0 ? ` (${percent(value / data.explained)} of ${data.whole})` : "");
-const beside = data.explained > 0 ? "" : `, where ${data.whole} is ${number(data.explained)}`;
+
+// How sure it is: the spread of the pairs of chains. Pixels depend on their neighbours, so that the error of a region
+// is that of each pair's own sum.
+const errors = data.errors && { ...data.errors, apart: halves(data.errors.apart), pixels: halves(data.errors.pixels) };
+
+/** How far the sum of each pair over a rectangle is from their mean; a block that is cut counts with its part. */
+function spread([left, top, right, bottom]) {
+  const { pairs, block, rows, columns, apart } = errors;
+  const part = (i, low, high, most) =>
+    (Math.min(high, (i + 1) * block) - Math.max(low, i * block)) / (Math.min(most, (i + 1) * block) - i * block);
+  const found = new Array(pairs).fill(0);
+  for (let y = Math.floor(top / block); y * block < bottom; y++)
+    for (let x = Math.floor(left / block); x * block < right; x++) {
+      const weight = part(y, top, bottom, height) * part(x, left, right, width);
+      for (let pair = 0; pair < pairs; pair++) found[pair] += weight * apart[(pair * rows + y) * columns + x];
+    }
+  return found;
+}
+
+/** The standard error of what a rectangle holds; null where it isn't known. */
+function errorOf(rectangle) {
+  if (!errors) return null;
+  const found = spread(rectangle);
+  const mean = found.reduce((a, b) => a + b) / found.length;
+  const square = found.reduce((total, value) => total + (value - mean) ** 2, 0);
+  return Math.sqrt(square / (found.length - 1) / found.length);
+}
+
+const fixed = (value, digits) => (Number(value.toFixed(digits)) + 0).toFixed(digits);
+/** A number and its error, down to the first digit of the error. */
+function give(value, error, unit = "") {
+  const digits = error > 0 ? Math.min(20, Math.max(0, -Math.floor(Math.log10(error)))) : 0;
+  return `${fixed(value, digits)}${unit} \u00b1 ${fixed(error, digits)}${unit}`;
+}
+const wholePercent = (part) => `${Math.round(100 * part) + 0} %`;
+/** In as many digits as the error leaves, as Explanation.region says it. */
+function sure(value, error) {
+  if (error === null) return wholePercent(value);
+  const digits = [0, 1, 2].find((d) => 100 * error >= 0.95 * 10 ** -d) ?? 0;
+  return `${fixed(100 * value, digits)} % \u00b1 ${fixed(100 * error, digits)} %`;
+}
+// A part of a score below zero would have the wrong sign; a part of a difference has the right one.
+const parts = data.shares;
+const share = (value, error, words) => words(value / data.explained, error === null ? null : error / Math.abs(data.explained));
+const ofWhole = (value, error, words) => (parts ? ` (${share(value, error, words)} of ${data.whole})` : "");
+const relevanceOf = (value, error) => (error === null ? signed(value) : (value > 0 ? "+" : "") + give(value, error));
+const finePercent = (part, error) => (error === null ? percent(part) : give(100 * part, 100 * error, " %"));
+const beside = parts ? "" : `, where ${data.whole} is ${number(data.explained)}`;
+
+function interval(value, error) {
+  if (error === null || !parts) return "";
+  const ends = [-1, 1].map((side) => (value + side * errors.reach * error) / data.explained).sort((a, b) => a - b);
+  return ` ${wholePercent(errors.level)} interval: ${ends.map(wholePercent).join(" to ")}.`;
+}
 
 function told() {
   if (!box) return data.hint;
   const [left, top, right, bottom] = box;
   const { positive, negative } = sums(left, top, right, bottom);
+  const [total, error] = [positive + negative, errorOf(box)];
   const speaks = whole.positive ? `<b>${percent(positive / whole.positive)}</b> of the image\u2019s evidence for it` : "none of the evidence for it";
   const against = whole.negative ? ` and ${percent(negative / whole.negative)} of the evidence against it` : "";
   const area = ((right - left) * (bottom - top)) / (width * height);
-  return `This region holds ${speaks}${against}. Together ${signed(positive + negative)}${ofScore(positive + negative)}${beside}, on ${percent(area)} of the picture.`;
+  return `This region holds ${speaks}${against}. Together ${relevanceOf(total, error)}${ofWhole(total, error, sure)}${beside}, on ${percent(area)} of the picture.${interval(total, error)}`;
+}
+
+/** How the sentence above the picture ends. */
+function ending() {
+  if (!box || !parts) return data.share;
+  const { positive, negative } = sums(...box);
+  return `; ${share(positive + negative, errorOf(box), sure)} of that ${data.relative ? "difference" : "score"} comes from the marked rectangle`;
 }
 
 function place(event) {
@@ -137,6 +206,8 @@ function between([x0, y0], [x1, y1]) {
 function choose(next) {
   box = next;
   byId("region").innerHTML = told();
+  byId("region").classList.toggle("hint", !box);
+  byId("share").textContent = ending();
   byId("ask").hidden = !(box && data.regions && window.parent !== window);
   draw();
 }
@@ -149,7 +220,8 @@ canvas.addEventListener("pointerdown", (event) => {
 canvas.addEventListener("pointermove", (event) => {
   const [x, y] = place(event);
   const value = relevance[y * width + x];
-  byId("pixel").textContent = `column ${x}, row ${y}: ${signed(value)}${ofScore(value)}`;
+  const error = errors ? errors.pixels[y * width + x] : null;
+  byId("pixel").textContent = `column ${x}, row ${y}: ${relevanceOf(value, error)}${ofWhole(value, error, finePercent)}`;
   if (start) choose(between(start, [x, y]));
 });
 canvas.addEventListener("pointerup", (event) => {
@@ -180,7 +252,7 @@ byId("smoothing").addEventListener("input", () => {
   byId("radius").textContent = radius ? `${radius} pixels` : "off";
   shown = smoothed(relevance, radius);
   limit = limitOf(shown);
-  [byId("low").textContent, byId("high").textContent] = [signed(-limit), signed(limit)];
+  [byId("low").textContent, byId("high").textContent] = [minus(number(-limit)), number(limit)];
   draw();
 });
 for (const id of ["opacity", "positive", "negative", "coloured", "outlined"]) byId(id)?.addEventListener("input", draw);

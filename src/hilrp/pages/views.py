@@ -11,7 +11,8 @@ from hilrp.attribution.plotting import blend
 from hilrp.jobs.bench.report import short
 from hilrp.jobs.bench.views import FIGURES, METHODS, OBJECTIVES, MethodMaps, ModelInputs, agreements, rows_of
 from hilrp.pages.bench import STYLE, table
-from hilrp.pages.parts import image, page
+from hilrp.pages.parts import card, cards, image, legend, page
+from hilrp.pages.parts import table as grid_table
 
 #: How many pictures are shown.
 _SHOWN = 4
@@ -44,7 +45,7 @@ def views_page(found: list[MethodMaps], pictures: dict[str, ModelInputs], title:
 def _maps(found: list[MethodMaps], pictures: dict[str, ModelInputs]) -> list[str]:
     known = {(f.model, f.method): f for f in found}
     names = [name for name in METHODS if any(f.method == name and name != "uniform" for f in found)]
-    cards = []
+    shown_cards = []
     for i in range(min(_SHOWN, *(len(seen.x) for seen in pictures.values()))):
         lines = []
         for model, seen in pictures.items():
@@ -60,9 +61,9 @@ def _maps(found: list[MethodMaps], pictures: dict[str, ModelInputs]) -> list[str
                     else _small(blend(shown, maps[i].cpu().numpy()), f"{METHODS[name][0]} on {short(model)}")
                 )
             lines.append(f"<tr><td>{escape(short(model))}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-        heads = "".join(f"<th>{escape(METHODS[name][0])}</th>" for name in names)
-        cards.append(f'<div class="card maps"><table><tr><th></th><th></th>{heads}</tr>{"".join(lines)}</table></div>')
-    return cards
+        heads = [escape(METHODS[name][0]) for name in names]
+        shown_cards.append(card(grid_table(["", "", *heads], lines, "maps")))
+    return [legend("makes them different", "makes them alike"), cards(shown_cards)]
 
 
 def _small(picture: np.ndarray, text: str) -> str:

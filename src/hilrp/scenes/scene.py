@@ -13,7 +13,9 @@ from hilrp.scenes.background import background
 from hilrp.scenes.objects import CLASSES, COLOURS, SHAPES, TEXTURES, Array, Sprite, radius, sprite
 from hilrp.util.errors import InputError
 
+#: A picture, ``[H,W,3]``.
 Image = NDArray[np.uint8]
+#: Which pixels belong to an object, ``[H,W]``.
 Mask = NDArray[np.bool_]
 
 #: At least this part of an object is seen: the rest may lie behind others or beyond the border.

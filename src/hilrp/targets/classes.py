@@ -40,6 +40,7 @@ class Checked:
     other: Tensor | None = None
 
 
+#: What can be given as a target: a class, one for each sample, one of these objects, a function, or nothing.
 Target = int | Sequence[int] | Tensor | Contrast | Checked | Needs | Callable[[Any], Tensor] | None
 
 

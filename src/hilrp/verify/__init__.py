@@ -44,8 +44,9 @@ def verify(
 
     Args:
         sections: Some of `SECTIONS`; ``None`` for all.
-        checkpoints: A folder with weights (``deit_tiny_patch16_224.safetensors``, ``tiny_vit_5m_224.safetensors``) for
-            the measurements on real weights.
+        checkpoints: A folder with weights (``deit_tiny_patch16_224.safetensors``, ``tiny_vit_5m_224.safetensors``,
+            ``swin_tiny_patch4_window7_224.safetensors``) for the measurements on real weights; a model without a file
+            there is not run.
         images: A folder with photographs and an ``index.json``, for the same.
         progress: Called with the name of each row when it is done.
 

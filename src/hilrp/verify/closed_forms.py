@@ -1,13 +1,12 @@
 """The paper's equations for patch merging, spatial reduction and linear layers, with its own indices, as plain loops.
 
-``epsilon`` is added with the sign of the denominator, as the engine does. The paper writes ``+ epsilon``; in its ``z+``
-equations the denominator isn't negative, so that this is the same.
+They are as printed: the positive parts are of the weights, ``epsilon`` is added as it is, and a bias has no place in
+them. The forms on contributions, which the paper doesn't print, are beside them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -20,11 +19,6 @@ Share = Callable[[float, float], float]
 def positive(value: float) -> float:
     """``(.)^+``."""
     return max(value, 0.0)
-
-
-def stabilised(denominator: float, epsilon: float) -> float:
-    """The denominator, away from zero."""
-    return denominator + math.copysign(epsilon, denominator)
 
 
 def merge_rule(activations: Tensor, weights: Tensor, relevance: Tensor, epsilon: float) -> list[float]:
@@ -48,7 +42,7 @@ def merge_rule(activations: Tensor, weights: Tensor, relevance: Tensor, epsilon:
             slots = [(i, j, channel) for i, j in sources for channel in range(d)]  # of p
             for o, r_yo in enumerate(incoming):
                 terms = [a[i][j][q] * positive(w[o][p]) for p, (i, j, q) in enumerate(slots)]
-                total = stabilised(sum(terms), epsilon)
+                total = sum(terms) + epsilon
                 for term, (i, j, q) in zip(terms, slots, strict=True):
                     found[i][j][q] += term / total * r_yo
     return [value for rows in found for places in rows for value in places]
@@ -85,19 +79,29 @@ def reduction_rule(activations: Tensor, kernels: Tensor, relevance: Tensor, stri
                         a[q][stride * r + u][stride * t + v] * positive(w[q][u][v]) for u in range(k) for v in range(k)
                     )
                     numerator = a[q][i][j] * positive(w[q][i - stride * r][j - stride * t])
-                    total += numerator / stabilised(denominator, epsilon) * incoming[q][r][t]
+                    total += numerator / (denominator + epsilon) * incoming[q][r][t]
                 found.append(total)
     return found
 
 
-def linear_rule(entries: Entries, a: list[float], relevance: list[float], share: Share, epsilon: float) -> list[float]:
-    """``R_j = sum_i share(w_ij, a_j) / (sum_j' share(w_ij', a_j') + epsilon) R_i`` over the entries of a matrix."""
-    denominator = [0.0] * len(relevance)
+def linear_rule(
+    entries: Entries,
+    a: list[float],
+    relevance: list[float],
+    share: Share,
+    epsilon: float,
+    biases: Sequence[float] = (),
+) -> list[float]:
+    """``R_j = sum_i share(w_ij, a_j) / (sum_j' share(w_ij', a_j') + epsilon) R_i`` over the entries of a matrix.
+
+    ``biases`` are one more contribution to each output, ``share(b_i, 1)``, where the rule counts them.
+    """
+    denominator = [share(b, 1.0) for b in biases] or [0.0] * len(relevance)
     for i, j, w in entries:
         denominator[i] += share(w, a[j])
     found = [0.0] * len(a)
     for i, j, w in entries:
-        found[j] += share(w, a[j]) / stabilised(denominator[i], epsilon) * relevance[i]
+        found[j] += share(w, a[j]) / (denominator[i] + epsilon) * relevance[i]
     return found
 
 
@@ -106,15 +110,30 @@ def gamma_rule(entries: Entries, a: list[float], relevance: list[float], gamma: 
     return linear_rule(entries, a, relevance, lambda w, a: a * (w + gamma * positive(w)), epsilon)
 
 
-def sign_aware_gamma_rule(entries: Entries, a: list[float], relevance: list[float], gamma: float) -> list[float]:
+def zplus_rule(entries: Entries, a: list[float], relevance: list[float], epsilon: float) -> list[float]:
+    """eq:merge-rule and eq:sr-rule for any matrix: shares ``a_j (w_ij)^+``."""
+    return linear_rule(entries, a, relevance, lambda w, a: a * positive(w), epsilon)
+
+
+def positive_contributions_rule(
+    entries: Entries, a: list[float], relevance: list[float], epsilon: float, biases: Sequence[float]
+) -> list[float]:
+    """The engine's ``zplus``: shares ``(w_ij a_j)^+ = w^+ a^+ + w^- a^-``, positive biases among them."""
+    return linear_rule(entries, a, relevance, lambda w, a: positive(w * a), epsilon, biases)
+
+
+def sign_aware_gamma_rule(
+    entries: Entries, a: list[float], relevance: list[float], gamma: float, biases: Sequence[float]
+) -> list[float]:
     """The engine's default: contributions of the output's sign count ``1 + gamma`` times. It needs no stabiliser."""
-    outputs, denominator, found = [0.0] * len(relevance), [0.0] * len(relevance), [0.0] * len(a)
+    outputs, found = list(biases), [0.0] * len(a)
     for i, j, w in entries:
         outputs[i] += w * a[j]
 
     def share(i: int, z: float) -> float:
         return z * (1 + gamma) if z * outputs[i] > 0 else z
 
+    denominator = [share(i, b) for i, b in enumerate(biases)]
     for i, j, w in entries:
         denominator[i] += share(i, w * a[j])
     for i, j, w in entries:

@@ -201,7 +201,7 @@ def measure(seed: int) -> tuple[list[str], dict[str, float]]:
     x = torch.randn(2, CHANNELS, SIDE, SIDE, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         signs = model(x).sign()  # so that the score isn't near zero
-    found = explain(model, x, lambda out: (out * signs).sum(1), audit="off", stages=None, itemised=True)
+    found = explain(model, x, lambda out: (out * signs).sum(1), "hilrp", audit="off", stages=None, itemised=True)
     return recipe, {
         "residual": float(found.ledger.residual.max()),
         "leak": float(found.ledger.leak.max()),

@@ -73,8 +73,8 @@ def errors_under(model: nn.Module, shifts: list[tuple[int, int]], seed: int = 0)
     with torch.no_grad():
         target = int(model(x).abs().argmax())
     rolled = torch.cat([x.roll(shift, (2, 3)) for shift in shifts])
-    plain = explain(model, x, target, audit="off", stages=None)
-    moved = explain(model, rolled, target, audit="off", stages=None)
+    plain = explain(model, x, target, "hilrp", audit="off", stages=None)
+    moved = explain(model, rolled, target, "hilrp", audit="off", stages=None)
     expected = torch.cat([plain.relevance.roll(shift, (2, 3)) for shift in shifts])
     return {
         "score": relative_error(moved.score, plain.score.expand(len(shifts))),

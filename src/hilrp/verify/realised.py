@@ -94,7 +94,7 @@ def realise(model: str) -> Realisation:
             return Realisation(model, "not run", remark=f"not run: {error}")
         except HilrpError as error:
             return Realisation(model, "failed", remark=str(error))
-        report = audit(network, inputs, target)
+        report = audit(network, inputs, target, "hilrp")
     verdict: Verdict = "passed" if report.passed else "failed"
     remark = report.error or "; ".join(report.problems)
     if report.passed and report.tolerance > 1e-10:

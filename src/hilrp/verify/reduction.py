@@ -2,10 +2,10 @@
 
 Four operators as one coordinate-embedded linear map, and the paper's closed forms against the engine.
 
-The matrices and the rules are written with loops over indices, as the paper writes them. Its ``z+`` equations take the
-positive part of the *weight*, the engine's rule that of the *contribution*; for activations that aren't negative, which
-the equations are meant for, the two are the same, and these are used. (With a bias, they differ once more: the engine
-counts it as one more contribution, the paper leaves it out. Merging and depthwise reduction have none.)
+The matrices and the rules are written with loops over indices, as the paper writes them, and compared on inputs of
+both signs. The paper takes the positive part of the *weight* and leaves the bias out: the engine's rules
+``zplus_weights`` and ``gamma_weights``. Those of the engine's own, ``zplus`` and the default, go by the sign of the
+*contribution*, and count the bias as one more.
 """
 
 from __future__ import annotations
@@ -23,21 +23,28 @@ from hilrp.attribution.explainer import explain
 from hilrp.method.rules import Rules
 from hilrp.verify.closed_forms import (
     gamma_rule,
-    linear_rule,
     merge_rule,
-    positive,
+    positive_contributions_rule,
     reduction_rule,
     sign_aware_gamma_rule,
+    zplus_rule,
 )
 from hilrp.verify.report import Row, in_order, primitives_of, relative_error, worst
 from hilrp.verify.taxonomy import randomised
 from hilrp.verify.textbook import Sheet, is_selection
 
 GAMMA = 0.25
-#: The stabiliser that the engine's preset adds to the denominator of ``zplus`` and ``gamma_weights``, with its sign.
-EPSILON = Rules.named("zplus").epsilon
+#: The stabiliser that the engine adds to denominators.
+EPSILON = Rules().epsilon
 BOUNDS = {"matrix": 1e-12, "residual": 1e-11, "leak": 1e-11}
-RULE_BOUNDS = {"z+": 1e-10, "gamma": 1e-10, "gamma, sign-aware": 1e-10}
+#: What is compared -> the engine's rules.
+RULES = {
+    "z+, as printed": Rules(linear="zplus_weights"),
+    "gamma, as printed": Rules(gamma=GAMMA, linear="gamma_weights"),
+    "z+ of contributions": Rules(linear="zplus"),
+    "gamma, sign-aware": Rules(gamma=GAMMA),
+}
+RULE_BOUND = 1e-10
 
 #: 0 if each output has exactly one source, with weight 1.
 SELECTION = "not one 1 per output"
@@ -48,7 +55,8 @@ class Operator:
     """A resolution reduction: the real module, and how its matrix is written down.
 
     ``entries`` yields ``(output, input, weight)``: the places in the flattened output and input of one sample.
-    ``zplus`` is the paper's equation: from activations and the outputs' relevance to that of the inputs.
+    ``zplus`` is the paper's equation: from activations and the outputs' relevance to that of the inputs. ``biases`` are
+    those of the channels of an output ``[channels,h,w]``.
     """
 
     name: str
@@ -58,6 +66,7 @@ class Operator:
     zplus: Callable[[Tensor, Tensor], list[float]] = lambda activations, relevance: []
     permutation: bool = False
     remark: str = ""
+    biases: tuple[float, ...] = ()
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -88,9 +97,9 @@ def merging() -> Operator:
 
 
 def embedding() -> Operator:
-    """A strided convolution over pixels: ``y^o_{r,t} = sum_{c,u,v} W^{o,c,u,v} x^c_{sr+u,st+v}``."""
+    """A strided convolution over pixels: ``y^o_{r,t} = sum_{c,u,v} W^{o,c,u,v} x^c_{sr+u,st+v} + b^o``."""
     side, stride, dim = 8, 4, 4
-    module = randomised(nn.Conv2d(3, dim, stride, stride=stride, bias=False), 2)
+    module = randomised(nn.Conv2d(3, dim, stride, stride=stride), 2)
     weight = module.weight.tolist()
     grid = side // stride
 
@@ -106,9 +115,13 @@ def embedding() -> Operator:
 
     def zplus(a: Tensor, relevance: Tensor) -> list[float]:
         flat = a.flatten().tolist(), relevance.flatten().tolist()
-        return linear_rule(list(entries()), *flat, lambda w, a: a * positive(w), EPSILON)
+        return zplus_rule(list(entries()), *flat, EPSILON)
 
-    return Operator("strided patch embedding", module, (3, side, side), entries, zplus)
+    assert module.bias is not None
+    biases = tuple(module.bias.tolist())
+    return Operator(
+        "strided patch embedding", module, (3, side, side), entries, zplus, remark="with its bias", biases=biases
+    )
 
 
 def overlapping() -> Operator:
@@ -180,6 +193,24 @@ def matrix_from(operator: Operator, outputs: int) -> Tensor:
     return matrix
 
 
+def closed_form(name: str, operator: Operator, x: Tensor, relevance: Tensor, biases: Tensor) -> list[float]:
+    """The relevance of an input by one of the `RULES`, from the outputs' relevance."""
+    entries, r = list(operator.entries()), relevance.flatten().tolist()
+    a, b = x.flatten().tolist(), biases.flatten().tolist()
+    if operator.permutation:  # it has no weights, hence no rule and no stabiliser: relevance is copied
+        found = [0.0] * len(a)
+        for output, source, _ in entries:
+            found[source] += r[output]
+        return found
+    if name == "z+, as printed":
+        return operator.zplus(x, relevance)
+    if name == "gamma, as printed":
+        return gamma_rule(entries, a, r, GAMMA, EPSILON)
+    if name == "z+ of contributions":
+        return positive_contributions_rule(entries, a, r, EPSILON, b)
+    return sign_aware_gamma_rule(entries, a, r, GAMMA, b)
+
+
 def check(operator: Operator) -> Row:
     """The row of an operator: its matrix against the real module, the closed forms against the engine."""
     signed = torch.randn(1, *operator.shape, generator=_generator(4), dtype=torch.float64)
@@ -188,39 +219,31 @@ def check(operator: Operator) -> Row:
     readout = torch.randn(out.shape, generator=_generator(5), dtype=torch.float64)
     entries = list(operator.entries())
     matrix = matrix_from(operator, out.numel())
+    biases = torch.zeros(out.shape[1:], dtype=torch.float64)
+    if operator.biases:
+        biases += torch.tensor(operator.biases, dtype=torch.float64)[:, None, None]
     # A place enters each output at most once: the coordinate embedding.
     embedded = len({(o, p) for o, p, _ in entries}) == len(entries)
-    errors = {"matrix": relative_error(out.flatten(), matrix @ signed.flatten()) if embedded else math.nan}
-
+    mapped = matrix @ signed.flatten() + biases.flatten()
+    errors = {"matrix": relative_error(out.flatten(), mapped) if embedded else math.nan}
     books: list[dict[str, float]] = []
 
-    def engine(x: Tensor, rules: str | Rules) -> tuple[Tensor, Tensor]:
+    def engine(rules: Rules) -> tuple[Tensor, Tensor]:
         """Relevance of the input and of the output."""
         options: dict[str, Any] = {"rules": rules, "audit": "off", "stages": None, "itemised": True}
-        found = explain(operator.module, x, lambda y: (y * readout).flatten(1).sum(1), **options)
+        found = explain(operator.module, signed, lambda y: (y * readout).flatten(1).sum(1), **options)
         books.append({"residual": float(found.ledger.residual), "leak": float(found.ledger.leak)})
         return found.relevance[0], (found.output * readout)[0]
 
-    def difference(found: Tensor, expected: list[float]) -> float:
-        return relative_error(found.flatten(), torch.tensor(expected, dtype=torch.float64))
-
-    x, a = signed.abs(), signed.flatten().tolist()
-    zplus = engine(x, "zplus")
-    gamma = engine(signed, Rules(gamma=GAMMA, linear="gamma_weights"))
-    default = engine(signed, Rules(gamma=GAMMA))
+    for name, rules in RULES.items():
+        found, relevance = engine(rules)
+        expected = torch.tensor(closed_form(name, operator, signed[0], relevance, biases), dtype=torch.float64)
+        errors[name] = relative_error(found.flatten(), expected)
     errors |= worst(*books)
-    bounds = BOUNDS | RULE_BOUNDS
+    bounds = BOUNDS | dict.fromkeys(RULES, RULE_BOUND)
     if operator.permutation:
-        # It has no weights, hence no rule and no stabiliser: relevance is copied.
-        for name, (found, relevance) in zip(RULE_BOUNDS, (zplus, gamma, default), strict=True):
-            errors[name] = difference(found, (matrix.T @ relevance.flatten()).tolist())
         errors[SELECTION] = float(not (is_selection(matrix) and is_selection(matrix.T)))
         bounds = bounds | {SELECTION: 0.0}
-    else:
-        errors["z+"] = difference(zplus[0], operator.zplus(x[0], zplus[1]))
-        errors["gamma"] = difference(gamma[0], gamma_rule(entries, a, gamma[1].flatten().tolist(), GAMMA, EPSILON))
-        expected = sign_aware_gamma_rule(entries, a, default[1].flatten().tolist(), GAMMA)
-        errors["gamma, sign-aware"] = difference(default[0], expected)
     primitives = in_order(primitives_of(operator.module, signed))
     return Row(operator.name, errors, bounds, primitives=primitives, remark=operator.remark)
 
@@ -249,7 +272,9 @@ def check_merging_with_norm() -> Row:
         merged = sheet.linear(sheet.layer_norm(embedded, module.norm), module.reduction)
         relevance, _ = sheet.back(merged, merged.value.abs())
     signs = out.sign()
-    found = explain(module, x, lambda y: (y * signs).flatten(1).sum(1), audit="off", stages=None, itemised=True)
+    found = explain(
+        module, x, lambda y: (y * signs).flatten(1).sum(1), "hilrp", audit="off", stages=None, itemised=True
+    )
     errors = {
         "matrix": relative_error(out.flatten(), merged.value.flatten()),
         SELECTION: float(not is_selection(concat)),
@@ -260,7 +285,7 @@ def check_merging_with_norm() -> Row:
     return Row(
         "patch merging with its LayerNorm",
         errors,
-        BOUNDS | {SELECTION: 0.0, "relevance": RULE_BOUNDS["z+"]},
+        BOUNDS | {SELECTION: 0.0, "relevance": RULE_BOUND},
         primitives=in_order(primitives_of(module, x)),
         remark="eq:unifying with phi = LayerNorm, its divisor held fixed",
     )

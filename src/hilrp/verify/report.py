@@ -172,8 +172,8 @@ def primitives_of(model: nn.Module, x: Any) -> set[str]:
     with torch.no_grad():
         out = model(*x) if isinstance(x, tuple) else model(x)
     # What the score alone is made of is no part of the model.
-    of_score = audit(nn.Identity(), out, score).operations
-    found = audit(model, x, score).operations
+    of_score = audit(nn.Identity(), out, score, "hilrp").operations
+    found = audit(model, x, score, "hilrp").operations
     return {
         SHORT_NAMES[primitive]
         for primitive, names in found.items()

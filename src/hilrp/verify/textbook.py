@@ -41,7 +41,12 @@ def gamma(z: Tensor, w: Tensor, gamma: float = GAMMA) -> Tensor:
 
 
 def gamma_weights(z: Tensor, w: Tensor, gamma: float = GAMMA) -> Tensor:
-    """``z + gamma z`` where the weight is positive, as the paper prints it."""
+    """``z + gamma z`` where the weight is positive, as the paper prints it: the bias has no share."""
+    return without_bias(gamma_weights_bias(z, w, gamma))
+
+
+def gamma_weights_bias(z: Tensor, w: Tensor, gamma: float = GAMMA) -> Tensor:
+    """The same, with the bias as one more contribution, whose weight it is itself."""
     return z + gamma * z * (w > 0)
 
 
@@ -50,10 +55,23 @@ def zplus(z: Tensor, w: Tensor) -> Tensor:
     return z.clamp(min=0)
 
 
-def redistribute(shares: Tensor, relevance: Tensor, stabiliser: float = 0.0) -> Tensor:
-    """``R_j = sum_i shares_ij / sum_j' shares_ij' R_i``; the bias' column is dropped at the end."""
+def zplus_weights(z: Tensor, w: Tensor) -> Tensor:
+    """The contributions of positive weights, as the paper prints it: the bias has no share."""
+    return without_bias(z * (w > 0))
+
+
+def without_bias(shares: Tensor) -> Tensor:
+    """Shares of which the last column, the bias, is zero."""
+    return torch.cat([shares[:, :-1], torch.zeros_like(shares[:, -1:])], 1)
+
+
+def redistribute(shares: Tensor, relevance: Tensor, stabiliser: float = 0.0, signed: bool = True) -> Tensor:
+    """``R_j = sum_i shares_ij / (sum_j' shares_ij' + stabiliser) R_i``; the bias' column is dropped at the end.
+
+    ``signed``: the stabiliser has the sign of the sum, so that it never brings it nearer to zero.
+    """
     total = shares.sum(1)
-    total = total + stabiliser * torch.where(total < 0, -1.0, 1.0)
+    total = total + stabiliser * torch.where((total < 0) & signed, -1.0, 1.0)
     return (shares * (relevance / total).unsqueeze(1)).sum(0)[:-1]
 
 

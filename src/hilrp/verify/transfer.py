@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,15 @@ from hilrp.models.libraries.recipe import download
 from hilrp.util.errors import InputError
 from hilrp.verify.report import Row
 
-#: Model -> options, side of the cells that maps are summed over, shifts in pixels.
-MODELS: dict[str, tuple[dict[str, int], int, tuple[int, ...]]] = {
+#: Model -> options, side of the cells that maps are summed over, shifts in pixels. Those of Swin-T, the paper's model,
+#: are one, two and four of its windows (seven tokens of four pixels).
+MODELS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "deit_tiny_patch16_224": ({}, 16, (16, 32, 64, 112)),
     "tiny_vit_5m_224": ({"num_classes": 1000}, 4, (16, 32, 64, 112)),
+    "swin_tiny_patch4_window7_224": ({}, 4, (28, 56, 112)),
 }
 #: For comparison.
-PAPER = "The paper has, for Swin-T: drift 0.07, HiLRP 0.90, gradient map 0.41 to 0.61."
+PAPER = "The paper has, for Swin-T under shifts by windows: drift 0.07, HiLRP 0.90, gradient map 0.41 to 0.61."
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -53,7 +56,7 @@ def spearman(a: Tensor, b: Tensor) -> Tensor:
 
 def maps_of(model: nn.Module, x: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The explained logits, and maps ``[B,H,W]`` of HiLRP, of ``|gradient|`` and of gradient x input."""
-    found = explain(model, x, classes, audit="off", stages=None)
+    found = explain(model, x, classes, "hilrp", audit="off", stages=None)
     leaf = x.clone().requires_grad_()
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(model(leaf).gather(1, classes[:, None]).sum(), leaf)
@@ -111,7 +114,7 @@ def check(name: str, checkpoints: Path | None, images: Path | None, photographs:
 
 
 def _load(
-    name: str, options: dict[str, int], checkpoints: Path | None, images: Path | None, count: int
+    name: str, options: dict[str, Any], checkpoints: Path | None, images: Path | None, count: int
 ) -> tuple[nn.Module, Tensor]:
     """The model with weights from the folder, or from the hub where none is given, and photographs for it."""
     import timm

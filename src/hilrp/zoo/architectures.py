@@ -1,9 +1,9 @@
-"""The zoo's architectures: timm's own classes, made small, for scenes of 128 x 128 pixels."""
+"""The zoo's architectures: timm's own classes, made small, for scenes and photographs of 128 x 128 pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from hilrp.scenes import CLASSES
 
 SIZE = 128
+#: What the photographs show that the second zoo was trained on: ten classes of ImageNet (Imagenette).
+PHOTO_CLASSES = (
+    "tench", "English springer", "cassette player", "chain saw", "church", "French horn", "garbage truck", "gas pump",
+    "golf ball", "parachute",
+)  # fmt: skip
 _FLAT: dict[str, Any] = {"img_size": SIZE, "patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4}
 
 
@@ -134,14 +139,16 @@ class Architecture:
     Attributes:
         title: What people call it.
         build: A fresh model with that many classes.
+        classes: What the weights that come with the package tell apart.
     """
 
     title: str
     build: Callable[[int], nn.Module]
+    classes: tuple[str, ...] = tuple(CLASSES)
 
     def make(self, classes: int | None = None) -> nn.Module:
-        """A fresh model: of scenes, or with another number of classes."""
-        return self.build(len(CLASSES) if classes is None else classes)
+        """A fresh model: of its own classes, or with another number of them."""
+        return self.build(len(self.classes) if classes is None else classes)
 
 
 #: Name -> architecture.
@@ -159,6 +166,8 @@ ARCHITECTURES = {
     "crossvit": Architecture("CrossViT", _crossvit),
     "tinyvit": Architecture("TinyViT", _tinyvit),
 }
+#: The same families, trained on photographs.
+PHOTOS = {f"{name}-photo": replace(each, classes=PHOTO_CLASSES) for name, each in ARCHITECTURES.items()}
 
 
 def vit_encoder(pool: str = "token") -> nn.Module:

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from typer.testing import CliRunner
 
 import hilrp
+from helpers.datasets import imagenet_s, voc
 from hilrp.cli import app
 from hilrp.jobs.bench import grid as grid_module
 from hilrp.jobs.bench import methods
@@ -22,11 +24,24 @@ from hilrp.jobs.bench.measures import MEASURES, randomised
 from hilrp.jobs.bench.report import as_json, markdown, paired_rows, rows
 from hilrp.jobs.bench.suites import Suite, suite
 from hilrp.jobs.bench.summary import estimate, tables
+from hilrp.pages.bench import bench_page
 from hilrp.scenes import Scenes
 from hilrp.scenes.folder import write
 from hilrp.util.errors import InputError
 
-EFFORT = Effort(images=3, few=2, changed=2, runs=4, steps=4, shapley_images=2, permutations=2, cells=4)
+EFFORT = Effort(
+    images=3,
+    few=2,
+    changed=2,
+    runs=4,
+    steps=4,
+    shapley_images=2,
+    permutations=2,
+    cells=4,
+    paper_images=2,
+    paper_permutations=2,
+    removal_permutations=2,
+)
 SMALL = Suite(
     ("zoo/resnet",),
     ("hilrp", "attnlrp", "rollout", "centre-gaussian"),
@@ -97,6 +112,45 @@ def test_segments(kind, tmp_path):
     found = MEASURES["shapley"].function(context, methods.find("hilrp"), maps)["Shapley agreement"]
     assert found.shape == (2,)
     assert found.abs().max() <= 1
+
+
+def test_shapley_agreement_as_in_the_paper(tmp_path):
+    """Superpixels, 50 images, 64 permutations, whatever else is spent; the same as asking for them by hand."""
+    assert (Effort.paper_images, Effort.paper_permutations) == (50, 64)
+    loaded = hilrp.load("zoo/resnet")
+    inputs = inputs_for(loaded, find("scenes", 3))
+    plain = replace(EFFORT, segments="grid", shapley_images=1, permutations=4, paper_images=2, paper_permutations=6)
+    by_hand = replace(plain, segments="slic", shapley_images=2, permutations=6)
+    method = methods.find("saliency")
+    maps = method(loaded.model, inputs.x, inputs.labels)
+    found = MEASURES["shapley-paper"].function(Context(loaded, inputs, plain, tmp_path / "a"), method, maps)
+    expected = MEASURES["shapley"].function(Context(loaded, inputs, by_hand, tmp_path / "b"), method, maps)
+    assert torch.equal(found["Shapley agreement (as in the paper)"], expected["Shapley agreement"])
+    assert len(expected["Shapley agreement"]) == 2
+
+
+def test_the_row_of_hilrp_has_the_papers_setting_for_efficientvit(tmp_path):
+    """gamma_conv 0.05 on that family, in the maps and in the books; with options of its own it is what it says."""
+    names = ("hilrp", "rules:hilrp-conv", "rules:hilrp")
+    small = replace(SMALL, models=("zoo/efficientvit", "zoo/resnet"), methods=names, effort=replace(EFFORT, images=2))
+    grid = Grid(small, tmp_path)
+    run = list(grid.run())
+    cells = values(run)
+    for model, same, other in (
+        ("zoo/efficientvit", "rules:hilrp-conv", "rules:hilrp"),
+        ("zoo/resnet", "rules:hilrp", "rules:hilrp-conv"),
+    ):
+        assert np.array_equal(grid.maps(model, "hilrp"), grid.maps(model, same))
+        assert not np.allclose(grid.maps(model, "hilrp"), grid.maps(model, other))
+        assert cells[model, "hilrp", "conservation"] == cells[model, same, "conservation"]
+    facts = json.loads((tmp_path / "manifest.json").read_text())["models"]
+    assert facts["zoo/efficientvit"]["options of hilrp"] == {"gamma_conv": 0.05}
+    assert facts["zoo/resnet"]["options of hilrp"] == {}
+    # The report and the page say so, of runs that have the row.
+    whole = json.loads((tmp_path / "manifest.json").read_text())
+    for text in (markdown(run, "a run", whole), bench_page(grid, run, whole, "a run")):
+        assert "The row of HiLRP has gamma_conv=0.05 on efficientvit, as in the paper" in " ".join(text.split())
+    assert "gamma_conv" not in markdown([], "a run", whole | {"methods": ["rules:hilrp"]})
 
 
 def test_randomised_parts():
@@ -256,14 +310,59 @@ def test_a_model_that_can_not_be_loaded_does_not_keep_the_others(tmp_path):
 def test_suites():
     quick = suite("quick")
     assert len(quick.models) == 4
-    assert len(quick.methods) == len(methods.METHODS)
-    paper = suite("paper")
-    assert len(paper.models) == 12
-    assert paper.effort.images == 100
-    for name in (*quick.methods, *paper.methods):
+    assert {name.partition(":")[0] for name in quick.methods} == set(methods.METHODS)
+    assert "secant:passes=8" in quick.methods
+    zoo = suite("zoo")
+    assert len(zoo.models) == 12
+    assert zoo.effort.images == 100
+    assert {"secant", "secant:passes=8", "secant:passes=32"} < set(zoo.methods)
+    for name in (*quick.methods, *zoo.methods):
         methods.find(name)
     with pytest.raises(InputError, match="choose from"):
         suite("large")
+
+
+def test_the_suite_of_the_paper():
+    """Ten architectures with published weights in timm; the paper's counts and its Shapley values."""
+    paper, voc = suite("paper", "a"), suite("paper-voc", "b")
+    assert paper.models == voc.models
+    families = ("resnet50", "convnext_base", "vit_base", "deit_base", "swin_base", "pvt_v2", "mobilevitv2")
+    families += ("efficientvit_b1", "efficientvit_b2", "maxvit_small")
+    assert [name.removeprefix("timm/").startswith(f) for name, f in zip(paper.models, families, strict=True)] == [
+        True
+    ] * 10
+    for name in paper.models:
+        tag = name.removeprefix("timm/")
+        assert tag in timm.list_pretrained(tag)
+    assert (paper.data, paper.effort.images, voc.data, voc.effort.images) == ("a", 100, "b", 1000)
+    assert (paper.effort.paper_images, paper.effort.paper_permutations) == (50, 64)
+    assert {"shapley", "shapley-paper", "removals", "localisation", "conservation"} < set(paper.measures)
+    assert voc.measures == ("localisation",)
+    for name, what in (("paper", "ImageNet-S"), ("paper-voc", "VOC 2007")):
+        with pytest.raises(InputError, match=rf"{name} is for .*{what}.* Give --data"):
+            suite(name)
+
+
+@pytest.mark.parametrize("name", ["paper", "paper-voc"])
+def test_the_suite_of_the_paper_runs_on_folders_in_the_layout_of_its_data(name, tmp_path, monkeypatch):
+    """ImageNet-S and VOC, one of its architectures, small and with random weights."""
+    (imagenet_s if name == "paper" else voc)(tmp_path)
+    small = timm.create_model("efficientvit_b0", num_classes=1000).eval()
+    plain = hilrp.load("zoo/efficientvit")
+    loaded = replace(plain, name="timm/efficientvit_b1.r224_in1k", model=small, classes=list(map(str, range(1000))))
+    monkeypatch.setattr(grid_module, "load", lambda *_, **__: loaded)
+    whole = suite(name, str(tmp_path))
+    effort = replace(EFFORT, images=whole.effort.images, few=1)
+    few = replace(
+        whole, models=("timm/efficientvit_b1.r224_in1k",), methods=("hilrp", "centre-gaussian"), effort=effort
+    )
+    measures = {"localisation", "conservation", "shapley", "shapley-paper"} & set(few.measures)
+    cells = list(Grid(replace(few, measures=tuple(measures)), tmp_path / "out").run())
+    assert not [cell.error for cell in cells if cell.error]
+    pointing = next(cell for cell in cells if cell.method == "hilrp" and "pointing" in cell.figures)
+    assert len(pointing.figures["pointing"]) == 2
+    facts = json.loads((tmp_path / "out" / "manifest.json").read_text())["models"]["timm/efficientvit_b1.r224_in1k"]
+    assert facts["options of hilrp"] == {"gamma_conv": 0.05}
 
 
 # Report ---------------------------------------------------------------------------------------------------------

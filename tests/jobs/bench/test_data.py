@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 import hilrp
+from helpers.datasets import imagenet_s, voc
 from helpers.real_data import shared
-from hilrp.jobs.bench.data import find, inputs_for
+from hilrp.jobs.bench.data import find, inputs_for, marked
 from hilrp.scenes import Scenes
 from hilrp.scenes.folder import write
 from hilrp.util.errors import InputError
@@ -44,33 +45,37 @@ def test_a_folder_with_an_index(tmp_path):
 
 
 def test_voc(tmp_path):
-    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
-        (tmp_path / folder).mkdir(parents=True)
-    Image.new("RGB", (50, 40)).save(tmp_path / "JPEGImages" / "000001.jpg")
-    (tmp_path / "ImageSets/Main/test.txt").write_text("000001\n")
-    (tmp_path / "Annotations/000001.xml").write_text(
-        "<annotation><object><name>cat</name><bndbox><xmin>5</xmin><ymin>10</ymin><xmax>15</xmax><ymax>30</ymax></bndbox></object>"
-        "<object><name>dog</name><bndbox><xmin>40</xmin><ymin>1</ymin><xmax>50</xmax><ymax>9</ymax></bndbox></object></annotation>"
-    )
-    (sample,) = find(str(tmp_path))
-    assert sample.label is None
-    assert sample.place().sum() == 11 * 21 + 11 * 9
-    (tmp_path / "devkit").mkdir()
-    (tmp_path / "devkit" / "VOC2007").symlink_to(tmp_path)
-    assert find(str(tmp_path / "devkit"))[0].name == "000001"
+    root = voc(tmp_path)
+    for folder in (root, root.parent, tmp_path):
+        samples = find(str(folder))
+        assert [s.name for s in samples] == ["000001", "000002"]
+    assert samples[0].label is None
+    assert samples[0].place().sum() == 11 * 21 + 11 * 9  # corners are counted from one, the last pixel included
+    assert samples[1].place().sum() == 11 * 21
+    assert samples[0].place().shape == (40, 50)
 
 
 def test_imagenet_s(tmp_path):
-    for name in ("n01440764", "n01443537"):
-        for part, ending in (("validation", "JPEG"), ("validation-segmentation", "png")):
-            (tmp_path / part / name).mkdir(parents=True)
-            picture = Image.new("RGB", (20, 10))
-            if ending == "png":
-                picture.paste((2 if name == "n01443537" else 1, 0, 0), (0, 0, 5, 10))
-            picture.save(tmp_path / part / name / f"a.{ending}")
-    samples = find(str(tmp_path))
-    assert [s.label for s in samples] == [0, 1]
-    assert [int(s.place().sum()) for s in samples] == [50, 50]
+    root = imagenet_s(tmp_path)
+    for folder in (root, tmp_path):
+        samples = find(str(folder))
+        assert [s.label for s in samples] == [0, 299]
+        assert [s.name for s in samples] == ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000300.JPEG"]
+        assert [int(s.place().sum()) for s in samples] == [200, 200]
+    picture = root / "validation" / "n01440764" / "ILSVRC2012_val_00000001.JPEG"
+    picture.rename(picture.with_name("other.JPEG"))
+    with pytest.raises(InputError, match="its picture is not in"):
+        find(str(root))
+    (root / "validation-segmentation" / "n01443537").rmdir()
+    with pytest.raises(InputError, match="918 folders"):  # the numbers of all that follow would be wrong
+        find(str(root))
+
+
+def test_the_border_that_annotators_were_unsure_of_is_no_part_of_the_object():
+    """One definition for `hilrp bench` and `hilrp run`; masks of zeros and ones mean their ones."""
+    assert marked(Image.fromarray(np.array([[0, 128, 255]], np.uint8))).tolist() == [[False, False, True]]
+    assert marked(Image.fromarray(np.array([[0, 1, 1]], np.uint8))).tolist() == [[False, True, True]]
+    assert not marked(Image.new("L", (2, 2))).any()
 
 
 def test_unknown_data(tmp_path):

@@ -91,7 +91,6 @@ def test_a_model_that_fails_does_not_keep_the_others(tmp_path):
     ("options", "message"),
     [
         (["--model", "zoo/vit", "--method", "magic"], "choose from hilrp"),
-        (["--model", "zoo/vit", "--model", "zoo/vit"], "given twice"),
         (["--model", "zoo/vit", "--size", "64"], "only models of timm"),
         (["--model", "zoo/vit", "--data", "nowhere"], "no data that the benchmark knows"),
     ],

@@ -158,13 +158,14 @@ def test_results_of_other_settings_are_not_mixed(tmp_path):
 def test_memory_is_watched(zoo, tmp_path, monkeypatch):
     """When memory is short the largest model is stopped; it runs again alone, then with one image, then it is a row."""
     assert 0 < free_part() < 1
-    started = []
+    started, processes = [], []
     start = runner._Pool._start
 
     def noted(pool, name, settings, alone):
         started.append((name.split(":")[1], settings.batch, alone))
         assert len(started) < 8, "goes round in circles"
         start(pool, name, settings, alone)
+        processes.append(pool._running[-1].process.pid)  # not in order: numbers of processes begin anew at some point
 
     noticed = set()
 
@@ -177,7 +178,7 @@ def test_memory_is_watched(zoo, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner._Pool, "_start", noted)
     monkeypatch.setattr(runner, "free_part", free)
-    monkeypatch.setattr(runner, "part_used_by", lambda process: 0.2 + 0.1 * process / 2**22)  # the later, the larger
+    monkeypatch.setattr(runner, "part_used_by", lambda process: 0.2 + 0.01 * processes.index(process))
     rows = run(zoo("lasting", "slow"), Store(tmp_path / "out", Settings(batch=2)), jobs=2, timeout=60)
     assert [row["status"] for row in rows.values()] == ["pass", "memory"]
     assert started == [("lasting", 2, False), ("slow", 2, False), ("slow", 2, True), ("slow", 1, True)]

@@ -14,7 +14,7 @@ def test_rows_of_chains(scenes, tmp_path):
     found = []
     for batch in (1, 4):
         out = tmp_path / str(batch)
-        options = ["--model", "zoo/resnet", "--methods", "secant:passes=4", "--batch", batch, "-o", out]
+        options = ["--model", "zoo/resnet", "--passes", 4, "--batch", batch, "-o", out]
         done("--data", spec, *map(str, options))
         found.append(rows(out))
     assert len(found[0]) == 4

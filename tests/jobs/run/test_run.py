@@ -29,7 +29,9 @@ from hilrp.jobs.run.results import Results
 from hilrp.jobs.run.rows import GRID, grid_of, whole_map
 from hilrp.jobs.run.store import Store, share_of
 from hilrp.jobs.run.worker import Job, Worker
+from hilrp.method.rules import DEFAULT_RULES
 from hilrp.scenes import CLASSES
+from hilrp.targets import Contrast
 from hilrp.util.errors import InputError
 
 # What is written ------------------------------------------------------------------------------------------------------
@@ -80,6 +82,39 @@ def test_rows_are_what_an_explanation_says(scenes, tmp_path):
         np.testing.assert_allclose(whole_map(row), expected.map[0].numpy(), rtol=2e-3, atol=1e-6 * largest)
 
 
+def test_a_class_against_another_relative_to_a_picture(scenes, tmp_path):
+    """As `hilrp explain` would: the same options, the same numbers."""
+    spec = as_folder(tmp_path, scenes[:2])
+    Image.new("RGB", (128, 128), (90, 120, 60)).save(tmp_path / "grass.png")
+    out, name, other = tmp_path / "out", CLASSES[0], CLASSES[1]
+    options = ["--target", name, "--against", other, "--reference", tmp_path / "grass.png", "--passes", 4]
+    done("--data", spec, "--model", "zoo/resnet", *options, "-o", out)
+    loaded = hilrp.load("zoo/resnet")
+    explainer = hilrp.Explainer(loaded.model, reference=loaded.batch([tmp_path / "grass.png"]))
+    found = rows(out)
+    assert len(found) == 2
+    for row in found:
+        assert (row["target"], row["target_name"], row["against"], row["against_name"]) == (0, name, 1, other)
+        assert row["method"] == "secant:passes=4"
+        x = loaded.batch([Path(spec) / row["id"]])
+        expected = explainer.explain(x, Contrast(0, 1), passes=4)
+        assert row["score"] == pytest.approx(float(expected.score), rel=1e-4, abs=1e-4)
+        assert row["reference_score"] == pytest.approx(float(expected.score - expected.ledger.explained), rel=1e-3)
+        assert row["pixels"] == pytest.approx(float(expected.ledger.explained), rel=1e-3)
+
+
+def test_what_is_against_itself_is_a_row_with_an_error(scenes, tmp_path):
+    spec = as_folder(tmp_path, scenes[:3])
+    out = tmp_path / "out"
+    done("--data", spec, "--model", "zoo/resnet", "-o", tmp_path / "plain")
+    predicted = [row["prediction"] for row in rows(tmp_path / "plain")]
+    result = run("--data", spec, "--model", "zoo/resnet", "--against", predicted[0], "-o", out)
+    assert result.exit_code == 1
+    for row, label in zip(rows(out), predicted, strict=True):
+        assert row["prediction"] == (None if label == predicted[0] else label)
+        assert ("the same here" in (row["error"] or "")) == (label == predicted[0])
+
+
 def test_several_models_and_methods(scenes, tmp_path):
     spec = as_folder(tmp_path, scenes)
     out = tmp_path / "out"
@@ -90,8 +125,10 @@ def test_several_models_and_methods(scenes, tmp_path):
         "zoo/resnet",
         "--model",
         "zoo/vit",
-        "--methods",
-        "hilrp,input-x-gradient",
+        "--method",
+        "hilrp",
+        "--method",
+        "input-x-gradient",
         "--maps",
         "files",
         "-o",
@@ -195,7 +232,9 @@ def test_a_run_goes_on(tmp_path, monkeypatch):
     ("change", "named"),
     [
         (["--model", "zoo/vit"], "models"),
-        (["--methods", "epsilon"], "methods"),
+        (["--rules", "epsilon"], "methods"),
+        (["--reference", "blurred"], "reference"),
+        (["--against", "red star"], "against"),
         (["--data", "scenes:3:6"], "items_sha256"),
         (["--limit", "5"], "images"),
         (["--batch", "3"], "batch"),
@@ -271,10 +310,17 @@ def test_shards_that_are_none(shard, tmp_path):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (["--methods", "magic"], "not a method"),
-        (["--methods", ","], "at least one"),
-        (["--target", "star"], "prediction or label"),
-        (["--maps", "yes"], "none, column or files"),
+        (["--method", "magic"], "not a method"),
+        (["--method", "secant", "--passes", "8"], "--passes with --method"),
+        (["--rules", "magic"], "magic"),
+        (["--rules", "zplus", "--passes", "8"], "no reference, from which they begin"),
+        (["--reference", "nowhere.png"], "neither an image file nor one of"),
+        (["--target", "zebra"], "knows no such class"),
+        (["--target", "view"], "one class of each image"),
+        (["--target", "top3"], "one class of each image"),
+        (["--target", "red star", "--against", "red star"], "contrasted with itself"),
+        (["--against", "red star", "--method", "saliency"], "not the difference of two"),
+        (["--maps", "yes"], "none, column, files"),
         (["--model", "zoo/none"], "no model of that name"),
     ],
 )
@@ -312,7 +358,7 @@ def test_a_piece_that_ends_its_worker_is_given_up(tmp_path, monkeypatch):
     deaths = 0
     for _ in range(10):
         try:
-            found = list(Worker(Job(str(tmp_path / "out"), ("zoo/resnet",), ("hilrp",), batch=2)).run(pieces))
+            found = list(Worker(Job(str(tmp_path / "out"), ("zoo/resnet",), (DEFAULT_RULES,), batch=2)).run(pieces))
             break
         except Death:
             deaths += 1

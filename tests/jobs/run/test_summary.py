@@ -56,6 +56,10 @@ def test_a_planted_shortcut_is_found(tmp_path):
     assert CLASSES[TAGGED] in page
     assert "http" not in page
     assert page.count("<img") > 30
+    # What is asked first comes first.
+    heads = [page.index(f"<h2>{head}</h2>") for head in ("Methods compared", "Accuracy and confidence")]
+    assert heads == sorted(heads)
+    assert heads[-1] < page.index("Suspected shortcuts") < page.index("Least evidence beyond the object\u2019s area")
     # Those with the least evidence in the object are those of the tagged class.
     assert {shown.target for _, shown in taught.least} == {CLASSES[TAGGED]}
 
@@ -71,6 +75,11 @@ def test_without_tags_nothing_is_found(tmp_path):
     assert facts["images"] == SEEN
     assert sum(facts["verdicts"].values()) == SEEN
     assert sum(c["images"] for c in facts["classes"]) == SEEN
+    written = rows(tmp_path / "out")
+    assert facts["accuracy"] == pytest.approx(np.mean([row["label"] == row["prediction"] for row in written]))
+    assert facts["confidence"] == pytest.approx(np.mean([row["confidence"] for row in written]))
+    assert facts["energy"] == pytest.approx(np.mean([row["energy"] for row in written]))
+    assert facts["area"] == pytest.approx(np.mean([row["area"] for row in written]))
 
 
 def test_unusual_explanations_are_unusual(tmp_path):

@@ -196,7 +196,7 @@ def test_what_returns_its_operand_takes_nothing(between):
             q, k, v = y[:, None].chunk(3, -1)
             return F.scaled_dot_product_attention(q, k, v).sum((1, 2))[:, :3]
 
-    hilrp.explain(Model().eval(), torch.randn(2, 5, 8), 1, stages=None)
+    hilrp.explain(Model().eval(), torch.randn(2, 5, 8), 1, "hilrp", stages=None)
     assert seen[0].interval == (16, 24)
 
 

@@ -466,3 +466,15 @@ def test_the_gated_norm_of_mamba(dtype):
     for x0 in references(x).values():
         found = hilrp.explain(Apply(lambda t: norm(t[..., :16], t[..., 16:])).eval(), x, total, EXACT, x0, "off", None)
         assert float(found.ledger.residual.max()) < 1e-5
+
+
+def test_a_quotient_of_parts_that_cancel():
+    """Linear attention of a token that no key matches, in either pass: nothing changes, and nothing is enlarged."""
+
+    def attend(x):
+        matches = (x[:, 0] * x[:, 1]).sum(-1, keepdim=True)
+        return 3 * matches / (matches + 1e-15) + x.sum((1, 2))[:, None]
+
+    x = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
+    found = hilrp.explain(Apply(attend).eval(), x, 0, EXACT, x.flip(2))
+    torch.testing.assert_close(found.relevance, x - x.flip(2))

@@ -137,8 +137,9 @@ def find(spec: str, count: int | None = None) -> list[Sample]:
             raise InputError(f"{spec}: write scenes, or scenes:SEED with a number.")
         return _scenes(int(seed), count or 100)
     folder = Path(spec)
-    if (folder / "VOC2007").is_dir():
-        folder = folder / "VOC2007"
+    # What the archives unpack to: VOCdevkit/VOC2007, and one folder for each size of ImageNet-S.
+    inside = (folder / name for name in ("VOCdevkit/VOC2007", "VOC2007", "ImageNetS919"))
+    folder = next((path for path in inside if path.is_dir()), folder)
     readers = {"index.json": _index, "Annotations": _voc, "validation-segmentation": _imagenet_s}
     for sign, reader in readers.items():
         if (folder / sign).exists():
@@ -193,12 +194,21 @@ def _index(folder: Path) -> list[Sample]:
         def place(entry: dict[str, Any] = entry, path: Path = path) -> Mask:
             if "mask" in entry:
                 with opened(folder / entry["mask"]) as mask:
-                    # Borders that annotators were unsure of (128 of 255) don't count.
-                    return np.asarray(mask.convert("L")) > 200
+                    return marked(mask)
             return box_mask(read(path, reduce=False)[0].size, entry["boxes"])
 
         samples.append(Sample(name, label, _picture(path), place, files=files, boxes=entry.get("boxes")))
     return samples
+
+
+def marked(mask: Image.Image) -> Mask:
+    """Where a mask has the object: its ones, or, of 255 levels, those above 200.
+
+    The border that annotators were unsure of (128 of 255 in Oxford-IIIT Pet) is no part of the object.
+    """
+    values = np.asarray(mask.convert("L"))
+    found: Mask = values > (0 if values.max(initial=0) <= 1 else 200)
+    return found
 
 
 def box_mask(size: tuple[int, int], boxes: list[list[float]]) -> Mask:
@@ -236,25 +246,41 @@ def _voc(folder: Path) -> list[Sample]:
     return samples
 
 
-def _imagenet_s(folder: Path) -> list[Sample]:
-    """ImageNet-S: folders by synset.
+#: How many classes ImageNet-S has, in its three sizes.
+IMAGENET_S = (50, 300, 919)
 
-    A mask's red and green say the number of the class, from one on, in the order of the folders.
+
+def _imagenet_s(folder: Path) -> list[Sample]:
+    """ImageNet-S: ``validation/SYNSET/NAME.JPEG`` and ``validation-segmentation/SYNSET/NAME.png``.
+
+    A mask's red and green say the number of the class, ``red + 256 * green``, from one on in the order of the synsets;
+    0 is anything else, 1000 is left out by its annotators. ImageNet-S has merged five of ImageNet's classes into
+    others; their pictures have the label of the class that they are in there.
     """
     from timm.data import ImageNetInfo
 
-    synsets = ImageNetInfo("imagenet-1k").label_names()
-    known = {synset: i for i, synset in enumerate(synsets)}
+    known = {synset: i for i, synset in enumerate(ImageNetInfo("imagenet-1k").label_names())}
+    synsets = sorted(path.name for path in (folder / "validation-segmentation").iterdir() if path.is_dir())
+    if len(synsets) not in IMAGENET_S or not set(synsets) <= set(known):
+        raise InputError(
+            f"{folder / 'validation-segmentation'}: {len(synsets)} folders, and not one for each of ImageNet-S's "
+            f"{', '.join(map(str, IMAGENET_S))} synsets. Masks number the classes in the order of all of them: keep "
+            "the empty ones."
+        )
     samples = []
-    for number, place_folder in enumerate(sorted((folder / "validation-segmentation").iterdir()), 1):
-        for mask in sorted(place_folder.glob("*.png")):
-            path = next((folder / "validation" / place_folder.name).glob(f"{mask.stem}.*"))
+    for number, synset in enumerate(synsets, 1):
+        for mask in sorted((folder / "validation-segmentation" / synset).glob("*.png")):
+            path = next((folder / "validation" / synset).glob(f"{mask.stem}.*"), None)
+            if path is None:
+                raise InputError(
+                    f"{mask}: its picture is not in {folder / 'validation' / synset}. ImageNet-S's scripts copy it "
+                    "there from ImageNet (datapreparation_val.py)."
+                )
 
             def place(mask: Path = mask, number: int = number) -> Mask:
                 with opened(mask) as picture:
                     channels = np.asarray(picture.convert("RGB")).astype(int)
                 return channels[..., 0] + 256 * channels[..., 1] == number
 
-            label = known[place_folder.name]
-            samples.append(Sample(path.name, label, _picture(path), place, files=(path, mask)))
+            samples.append(Sample(path.name, known[synset], _picture(path), place, files=(path, mask)))
     return samples

@@ -18,6 +18,7 @@ from hilrp.jobs.bench.data import contents, find, inputs_for
 from hilrp.jobs.bench.manifest import manifest
 from hilrp.jobs.bench.measures import MEASURES
 from hilrp.jobs.bench.methods import Method, Undefined
+from hilrp.jobs.bench.methods.relevance import as_in_the_paper
 from hilrp.jobs.bench.suites import Suite
 from hilrp.jobs.store import Arrays, begin, computed_once, read_arrays, read_result, write_result
 from hilrp.models.libraries.loaded import Loaded
@@ -120,7 +121,8 @@ class Grid:
             yield from (Cell(name, *cell, {}, error=f"{type(error).__name__}: {error}") for cell in wanted)
             return
         for method in self.suite.methods:
-            yield from self._method(name, context, methods.find(method))
+            of_model = as_in_the_paper(methods.find(method), loaded.model)
+            yield from self._method(name, context, of_model.with_background(context.background))
 
     def _method(self, name: str, context: Context, method: Method) -> Iterator[Cell]:
         stored = {measure: self._read(name, method.name, measure) for measure in self.suite.measures}

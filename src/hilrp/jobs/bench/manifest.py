@@ -15,6 +15,8 @@ import torch
 
 import hilrp
 from hilrp.jobs.bench.data import SCENES, contents
+from hilrp.jobs.bench.methods import find
+from hilrp.jobs.bench.methods.relevance import as_in_the_paper
 from hilrp.jobs.store import versions
 from hilrp.models.weights import fingerprint
 
@@ -40,6 +42,7 @@ def manifest(grid: Grid) -> dict[str, Any]:
             "mean": loaded.preprocess.mean,
             "std": loaded.preprocess.std,
             "preprocessing": _described(loaded.preprocess.function),
+            "options of hilrp": dict(as_in_the_paper(find("hilrp"), loaded.model).options),
         }
     return {
         "commit": _commit(),

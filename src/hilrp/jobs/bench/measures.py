@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.explainer import Explainer
-from hilrp.jobs.bench.context import Context
+from hilrp.jobs.bench.context import CELLS, Context
 from hilrp.jobs.bench.methods import Method
 from hilrp.jobs.bench.methods.relevance import rules_and_chains
 from hilrp.jobs.bench.metrics import localisation
 from hilrp.jobs.bench.metrics.faithfulness import Subsets, faithfulness_correlation, flip_areas
 from hilrp.jobs.bench.metrics.shapley import per_segment, spearman
+from hilrp.jobs.bench.over_removals import Figures, over_removals
+from hilrp.jobs.bench.protocols import grid_pointing, insertion_figures, road_figures, saco_figures
 from hilrp.targets import logits_of
-
-#: Name of a figure -> its value for each image (or pair, or shift).
-Figures = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,23 @@ def _flipping(context: Context, method: Method, maps: Tensor) -> Figures:
 
 
 def _shapley(context: Context, method: Method, maps: Tensor) -> Figures:
+    return {"Shapley agreement": _agreement(context, maps)}
+
+
+def _shapley_as_in_the_paper(context: Context, method: Method, maps: Tensor) -> Figures:
+    """On superpixels, 50 images with 64 permutations each, whatever is spent on the other figures."""
+    return {"Shapley agreement (as in the paper)": _agreement(context.paper, maps)}
+
+
+def _agreement(context: Context, maps: Tensor) -> Tensor:
     found = []
     for i, values in enumerate(context.shapley()):
         found.append(spearman(per_segment(maps[i], context.segments(i))[None], values[None])[0])
-    return {"Shapley agreement": torch.stack(found)}
+    return torch.stack(found)
+
+
+def _removals(context: Context, method: Method, maps: Tensor) -> Figures:
+    return {name: value for kind in CELLS for name, value in over_removals(context, maps, kind).items()}
 
 
 def _classes(context: Context, method: Method, maps: Tensor) -> Figures:
@@ -274,10 +286,16 @@ MEASURES = {
     measure.name: measure
     for measure in (
         Measure("localisation", _localisation),
+        Measure("grid-pointing", grid_pointing),
         Measure("conservation", _conservation),
         Measure("shapley", _shapley),
+        Measure("shapley-paper", _shapley_as_in_the_paper),
+        Measure("removals", _removals),
         Measure("faithfulness", _faithfulness),
         Measure("flipping", _flipping),
+        Measure("insertion-deletion", insertion_figures),
+        Measure("road", road_figures),
+        Measure("saco", saco_figures),
         Measure("classes", _classes, scenes=True),
         Measure("effect", _effect, scenes=True),
         Measure("sanity", _sanity),

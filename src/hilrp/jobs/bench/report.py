@@ -9,136 +9,15 @@ from typing import Any
 
 from hilrp.jobs.bench import methods
 from hilrp.jobs.bench.grid import Cell
+from hilrp.jobs.bench.over_removals import CEILING
+from hilrp.jobs.bench.rankings import compared_figures, rankings
+from hilrp.jobs.bench.sections import COMPARED, PAIR, PAIRED, RULES, SECTIONS, Section
 from hilrp.jobs.bench.summary import Estimate, Table, differences, estimate, tables
 from hilrp.util.markdown import paragraph
 from hilrp.util.nested import jsonable
 
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the report.
-
-    Attributes:
-        title: Its heading.
-        text: What is measured, and how to read it.
-        figures: Figure -> 1 if larger is better, -1 if smaller is, 0 if neither.
-    """
-
-    title: str
-    text: str
-    figures: dict[str, int]
-
-
-SECTIONS = (
-    Section(
-        "Pointing Game",
-        "How often the strongest pixel lies on the object. Where several pixels are the strongest, the part of them "
-        "that does. The controls look at no model.",
-        {"pointing": 1},
-    ),
-    Section(
-        "Relevance mass, average precision, IoU",
-        "Energy excess: the part of the positive relevance on the object, less the part of the picture that it "
-        "covers. Average precision: how well the map tells the object's pixels from the others. IoU: of the object "
-        "with as many of the strongest pixels as it has.",
-        {"energy excess": 1, "average precision": 1, "IoU": 1},
-    ),
-    Section(
-        "Conservation",
-        "Of relevance methods: the sum of the map relative to the explained score (median; 1 is exact), and the part "
-        "of the score that the books can't account for (0 is exact).",
-        {"pixels' share": 0, "residual": -1},
-    ),
-    Section(
-        "Agreement with Shapley values",
-        "Spearman correlation, over segments of the picture (the cells of a grid, unless superpixels or objects were "
-        "asked for), of the map's sum with sampled Shapley values of the score. LIME fits a linear model to the same "
-        "grid and the same mean colour, and Occlusion and RISE put the same colour: they are close to this reference "
-        "by construction.",
-        {"Shapley agreement": 1},
-    ),
-    Section(
-        "The true effect of an object",
-        "In scenes: Spearman correlation, over the objects of a scene, of the relevance on each with what the score "
-        "loses when that object is taken out of the picture.",
-        {"true effect": 1},
-    ),
-    Section(
-        "Pixel flipping",
-        "Area under the score while pixels are replaced by the mean colour: most relevant first (MoRF, smaller is "
-        "better), least relevant first (LeRF, larger), and the difference. Images that score no better than their "
-        "mean colour are left out.",
-        {"flip": 1, "morf": -1, "lerf": 1},
-    ),
-    Section(
-        "Faithfulness Correlation",
-        "Correlation, over random subsets of pixels, of their relevance with what the score loses when they are "
-        "replaced by the mean colour: 224 single pixels (Quantus's number), and a tenth of the model's patches.",
-        {"faithfulness correlation (pixels)": 1, "faithfulness correlation (patches)": 1},
-    ),
-    Section(
-        "Class sensitivity",
-        "In scenes with several objects: how alike (Spearman) the maps of two classes are, and how often each of the "
-        "two has more of its mass on its own object than on the other's.",
-        {"class sensitivity": -1, "moves to the other object": 1},
-    ),
-    Section(
-        "Sanity check",
-        "How alike (size of the Spearman correlation) maps are before and after weights are shuffled: a map that "
-        "stays the same doesn't depend on what the model has learned.",
-        {
-            "sanity, cascading: head": -1,
-            "sanity, cascading: upper half": -1,
-            "sanity, cascading: all": -1,
-            "sanity, independent: one layer": -1,
-        },
-    ),
-    Section(
-        "Equivariance",
-        "How alike (Spearman) the map of a shifted picture and the shifted map are: the mean over cyclic shifts by "
-        "an eighth and a quarter of the picture. The models themselves are not equivariant.",
-        {"equivariance": 1},
-    ),
-    Section(
-        "Misclassified samples",
-        "Where the model is wrong: the energy excess, on the true object, of the map of the class that it says, and "
-        "of the true class.",
-        {"misclassified: predicted class": 0, "misclassified: true class": 0},
-    ),
-    Section(
-        "Cost",
-        "Images that go through the model for one map; time and (on a GPU) peak memory relative to a plain forward "
-        "and backward pass.",
-        {"forward passes": -1, "time ratio": -1, "memory ratio": -1},
-    ),
-)
-
-
 #: The heading of the last column: the mean and the standard deviation over the models.
 OVERALL = "all"
-#: What is shown of rule sets and gammas beside each other.
-RULES = Section(
-    "Rules and gamma",
-    "HiLRP with other rules and other gammas. `hilrp` is gamma 0.25 with conservation-preserving attention; `secant` "
-    "is relative to each image's mean colour.",
-    {"pointing": 1, "energy excess": 1, "pixels' share": 0, "residual": -1, "Shapley agreement": 1, "flip": 1},
-)
-
-
-#: What is set against each other image by image.
-PAIR = ("secant", "hilrp")
-PAIRED = Section(
-    "Secant against the paper's preset",
-    "HiLRP, secant less HiLRP: means of the differences on the same images with their intervals. Marked as best or "
-    "worst is a difference whose whole interval is better or worse.",
-    {
-        name: better
-        for section in SECTIONS
-        if section.title not in ("Conservation", "Cost")
-        for name, better in section.figures.items()
-        if better
-    },
-)
 
 
 def is_variant(name: str) -> bool:
@@ -209,6 +88,18 @@ def rows(table: Table, better: int) -> list[Row]:
     return found
 
 
+def section_rows(found: dict[str, Table], name: str, better: int) -> list[Row]:
+    """The rows of a figure, with its ceiling as the last one where it has one."""
+    shown, highest = rows(found[name], better), found.get(CEILING + name)
+    if highest is None:
+        return shown
+    # It is the model's, and the same beside every method.
+    values = {model: next(iter(highest.column(model, highest.methods).values())) for model in highest.models}
+    overall = estimate(value.mean for value in values.values()) if len(values) == len(found[name].models) > 1 else None
+    cells = [Shown(values.get(model)) for model in found[name].models]
+    return [*shown, Row("ceiling", "ceiling: the removals among themselves", "control", cells, Shown(overall))]
+
+
 def paired_rows(cells: Iterable[Cell]) -> tuple[list[str], list[Row]]:
     """The models, and a row for each figure: by how much the first of the pair is above the second."""
     found = differences(cells, *PAIR)
@@ -221,6 +112,23 @@ def paired_rows(cells: Iterable[Cell]) -> tuple[list[str], list[Row]]:
             shown = [Shown(values.get(model), "", _side(values.get(model), better)) for model in models]
             rows.append(Row(name, name, "", shown, Shown(overall)))
     return models, rows
+
+
+def ranking_rows(found: dict[str, Table]) -> tuple[list[str], list[Row]]:
+    """Figures, and a row for each of them: how alike it and each of the others rank the methods."""
+    pairs = rankings(found)
+    names = compared_figures(pairs)
+    rows = [
+        Row(
+            a,
+            a,
+            "",
+            [Shown(pairs.get((a, b), pairs.get((b, a))), "" if a == b else "no model has both") for b in names],
+            Shown(None),
+        )
+        for a in names
+    ]
+    return names, rows
 
 
 def _side(value: Estimate | None, better: int) -> str:
@@ -267,6 +175,9 @@ def markdown(cells: Iterable[Cell], title: str, facts: dict[str, Any]) -> str:
     models, pairs = paired_rows(main)
     if pairs:
         lines += [f"## {PAIRED.title}", "", paragraph(PAIRED.text), "", *as_table(models, pairs)]
+    figures, ranked = ranking_rows(found)
+    if ranked:
+        lines += [f"## {COMPARED.title}", "", paragraph(COMPARED.text), "", *_matrix(figures, ranked)]
     lines += _section(RULES, tables(rules))
     errors = [cell for cell in cells if cell.error is not None]
     if errors:
@@ -279,7 +190,7 @@ def _section(section: Section, found: dict[str, Table]) -> list[str]:
     present = [name for name in section.figures if name in found]
     lines = [f"## {section.title}", "", paragraph(section.text), ""] if present else []
     for name in present:
-        lines += [f"**{name}**", "", *as_table(found[name].models, rows(found[name], section.figures[name]))]
+        lines += [f"**{name}**", "", *as_table(found[name].models, section_rows(found, name, section.figures[name]))]
     return lines
 
 
@@ -294,9 +205,32 @@ def as_table(models: list[str], shown: list[Row]) -> list[str]:
     return [*lines, ""]
 
 
+def _matrix(figures: list[str], shown: list[Row]) -> list[str]:
+    """Rows of numbers alone as the lines of a Markdown table, the figures numbered."""
+    heads = [str(number) for number in range(1, len(figures) + 1)]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for head, row in zip(heads, shown, strict=True):
+        cells = [f"{cell.value.mean:.2f}" if cell.value else "–" if cell.why else "" for cell in row.cells]
+        lines.append(f"| {head} {row.title} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
 def has_overall(shown: list[Row]) -> bool:
     """Whether anything can be said of all models together."""
     return any(row.overall.value is not None for row in shown)
+
+
+def own_settings(facts: dict[str, Any]) -> str:
+    """On which models the row of HiLRP has another setting than on the rest; nothing, if on none."""
+    options = {name: model.get("options of hilrp") for name, model in facts.get("models", {}).items()}
+    found = [
+        f"{', '.join(f'{key}={value}' for key, value in own.items())} on {short(name)}"
+        for name, own in options.items()
+        if own
+    ]
+    if not found or "hilrp" not in facts.get("methods", ()):
+        return ""
+    return f" The row of HiLRP has {', '.join(found)}, as in the paper; rules:hilrp is the same on every model."
 
 
 def _introduction(facts: dict[str, Any]) -> str:
@@ -306,7 +240,7 @@ def _introduction(facts: dict[str, Any]) -> str:
         f"{facts.get('packages', {}).get('torch')}, {facts.get('device')}. Means over images with 95 % bootstrap "
         "intervals. The best value of a column is bold, the worst in italics, of the methods that look at the model; "
         "a dash is a method that has no meaning on the model. The last column is the mean and the standard deviation "
-        "over the models."
+        f"over the models.{own_settings(facts)}"
     )
 
 
@@ -322,8 +256,10 @@ def _plain(cell: Shown, overall: bool = False) -> str:
 
 
 def as_json(cells: Iterable[Cell], facts: dict[str, Any]) -> str:
-    """Every estimate, and every value behind it."""
+    """Every estimate, every value behind it, and how alike figures rank the methods."""
     cells = list(cells)
+    pairs = rankings(tables(split(cells)[0]))
+    ranked = [{"first": first, "second": second, "estimate": vars(value)} for (first, second), value in pairs.items()]
     found = tables(cells)
     figures = [
         {"model": c.model, "method": c.method, "figure": name, "values": values, "estimate": _estimate(found, c, name)}
@@ -341,7 +277,7 @@ def as_json(cells: Iterable[Cell], facts: dict[str, Any]) -> str:
         for c in cells
         if c.undefined is not None or c.error is not None
     ]
-    return json.dumps(jsonable({"manifest": facts, "figures": figures, "missing": missing}))
+    return json.dumps(jsonable({"manifest": facts, "figures": figures, "rankings": ranked, "missing": missing}))
 
 
 def _estimate(found: dict[str, Table], cell: Cell, name: str) -> dict[str, Any] | None:

@@ -1,14 +1,17 @@
-"""The results of coverage runs as a page."""
+"""The results of coverage runs as a page, and those that documents keep."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hilrp.attribution.audit import SHORT_NAMES
 from hilrp.jobs.coverage.catalogue import representatives
 from hilrp.jobs.coverage.splits import judge
 from hilrp.jobs.coverage.store import Settings
+from hilrp.jobs.store import read_rows, read_settings
 from hilrp.util.markdown import paragraph
 
 Row = dict[str, Any]
@@ -28,11 +31,22 @@ its pixels' share says little about whether the books are right.
 """
 
 
-def markdown_page(runs: Sequence[Run], remark: str = "") -> str:
+def markdown_page(runs: Sequence[Run]) -> str:
     """A page with a summary, what did not pass, the even splits with what was said of them, and all rows."""
-    parts = [_INTRODUCTION, remark, _summary(runs), _failures(runs), _splits(runs)]
+    parts = [_INTRODUCTION, summary(runs), failures(runs), splits(runs)]
     parts += [_details(settings, rows) for settings, rows in runs]
     return "\n".join(parts)
+
+
+def kept_runs(folder: Path) -> list[Run]:
+    """The runs whose rows documents keep in a folder: for each ``NAME.jsonl`` its settings, and what was asked for."""
+    runs = []
+    for path in sorted(folder.glob("*.jsonl")):
+        requested = json.loads(path.with_suffix(".requested.json").read_text())
+        # Runs from before the source was kept have none.
+        settings = Settings(**{"source": ""} | read_settings(path.with_suffix(".settings.json")))
+        runs.append((settings, with_missing(read_rows(path, lenient=True), requested)))
+    return runs
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -56,12 +70,14 @@ def with_missing(rows: Iterable[Row], requested: Iterable[str]) -> list[Row]:
     return list((missing | {row["name"]: row for row in rows}).values())
 
 
-def _setting(settings: Settings) -> str:
+def setting(settings: Settings) -> str:
+    """How models were audited, in short."""
     rules = "" if settings.rules == "hilrp" else f"{settings.rules}, "
     return f"{rules}{settings.dtype}, {settings.device}, batch {settings.batch}, torch {settings.versions['torch']}"
 
 
-def _version(settings: Settings, library: str) -> str:
+def version(settings: Settings, library: str) -> str:
+    """That of a library."""
     return settings.versions.get("open_clip_torch" if library == "open_clip" else library, "")
 
 
@@ -86,13 +102,14 @@ def by_library(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _summary(runs: Sequence[Run]) -> str:
+def summary(runs: Sequence[Run]) -> str:
+    """How many models of each library passed in each run, and the largest errors."""
     lines = []
     for settings, rows in runs:
         for library, own in by_library(rows).items():
             models, passed, split, *worst = totals(own)
-            name = f"{library} {_version(settings, library)}"
-            lines.append([name, _setting(settings), f"**{passed} of {models}**", *worst, split])
+            name = f"{library} {version(settings, library)}"
+            lines.append([name, setting(settings), f"**{passed} of {models}**", *worst, split])
     head = ("library", "how", "pass", "largest residual", "largest leak", "with an even split")
     return "## Summary\n\n" + _table(head, lines) + f"\n{_together(runs)}\n"
 
@@ -109,9 +126,10 @@ def _together(runs: Sequence[Run]) -> str:
     return paragraph(f"Different models that were run, and passed wherever they were: {', '.join(counts)}.")
 
 
-def _failures(runs: Sequence[Run]) -> str:
+def failures(runs: Sequence[Run]) -> str:
+    """The models that did not pass, with the reason."""
     lines = [
-        [f"`{row['name']}`", _setting(settings), row["status"], _plain(row.get("reason", ""))]
+        [f"`{row['name']}`", setting(settings), row["status"], _plain(row.get("reason", ""))]
         for settings, rows in runs
         for row in rows
         if row["status"] != "pass"
@@ -126,7 +144,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")[:300]
 
 
-def _splits(runs: Sequence[Run]) -> str:
+def splits(runs: Sequence[Run]) -> str:
     """Each kind of even split, the models that have it, and why it is even."""
     models: dict[tuple[str, str], set[str]] = {}
     for _, rows in runs:
@@ -145,8 +163,7 @@ def _splits(runs: Sequence[Run]) -> str:
     ]
     text = paragraph(
         "In a product of two factors that depend on the input, the one that is less of a gate carries the relevance "
-        "(see docs/engine.md). Where neither is, they share evenly. All products in the runs above where that "
-        "happened:"
+        "(it is the signal). Where neither is, they share evenly. All products in the runs above where that happened:"
     )
     return f"## Even splits\n\n{text}\n\n" + _table(("product", "models", "why it is split"), lines)
 
@@ -157,21 +174,23 @@ def _details(settings: Settings, rows: list[Row]) -> str:
     code = f"code {settings.source}" if settings.source else "state of the code not recorded"
     for library, found in by_library(rows).items():
         own = sorted(found, key=lambda row: row["name"])
-        title = f"## {library} {_version(settings, library)}, {len(own)} models: {_setting(settings)}, {code}\n\n"
+        title = f"## {library} {version(settings, library)}, {len(own)} models: {setting(settings)}, {code}\n\n"
         by_module = library == "timm" and all(row["name"] in modules for row in own)
         table = _table(
-            ("module", "model", *_COLUMNS) if by_module else ("model", *_COLUMNS),
-            ([modules[row["name"]], *_cells(row)] if by_module else _cells(row) for row in own),
+            ("module", "model", *COLUMNS) if by_module else ("model", *COLUMNS),
+            ([modules[row["name"]], *cells(row)] if by_module else cells(row) for row in own),
         )
         folded = f"<details><summary>All rows</summary>\n\n{table}\n</details>\n" if len(own) > 150 else table
         parts.append(title + folded)
     return "\n".join(parts)
 
 
-_COLUMNS = ("parameters", "input", "verdict", "forward difference", "residual", "leak", "share", "primitives", "splits")
+#: Of a table of models, after the name.
+COLUMNS = ("parameters", "input", "verdict", "forward difference", "residual", "leak", "share", "primitives", "splits")
 
 
-def _cells(row: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
+    """What a table says of a model, by `COLUMNS`."""
     name = f"`{row['name'].removeprefix(library_of(row) + '/')}`"
     size = f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else ""
     shape = "x".join(map(str, row["input"][0])) if row.get("input") else ""

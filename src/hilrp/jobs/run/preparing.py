@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from hilrp.jobs.bench.data import box_mask
+from hilrp.jobs.bench.data import box_mask, marked
 from hilrp.jobs.run.item import Item
 from hilrp.jobs.run.items import Reader
 from hilrp.models.images import read
@@ -78,9 +78,7 @@ class Preparer:
         try:
             mask = self.reader.mask(item)
             if mask is not None:
-                values = np.asarray(read(mask)[0].convert("L"))
-                # Masks of zeros and ones; else borders that annotators were unsure of (128 of 255) don't count.
-                return values > 0 if values.max(initial=0) <= 1 else values > 200
+                return marked(read(mask)[0])
             boxes = item.get("boxes")
             if not boxes:
                 return None

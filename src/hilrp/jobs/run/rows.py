@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.metrics.localisation import energy, pointing
 from hilrp.jobs.run.item import arrow, parquet_file
+from hilrp.method.ledger import REFERENCE
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.regular_files import printable
 
@@ -32,8 +33,9 @@ def schema(maps: bool) -> Any:
         ("error", pa.string()), ("notes", pa.list_(pa.string())),
         ("width", pa.int32()), ("height", pa.int32()), ("label", pa.int64()), ("label_name", pa.string()),
         ("prediction", pa.int32()), ("prediction_name", pa.string()), ("confidence", pa.float64()),
-        ("target", pa.int32()), ("target_name", pa.string()), ("score", pa.float64()),
-        ("pixels", pa.float64()), ("pixel_share", pa.float64()),
+        ("target", pa.int32()), ("target_name", pa.string()),
+        ("against", pa.int32()), ("against_name", pa.string()), ("score", pa.float64()),
+        ("reference_score", pa.float64()), ("pixels", pa.float64()), ("pixel_share", pa.float64()),
         ("ledger", pa.map_(pa.string(), pa.float64())), ("residual", pa.float64()), ("verdict", pa.string()),
         ("energy", pa.float64()), ("area", pa.float64()), ("pointing", pa.float64()), ("entropy", pa.float64()),
         ("grid", pa.binary(2 * GRID * GRID)),
@@ -130,6 +132,8 @@ def books(found: Explanation) -> list[Row]:
     """What the ledger says of each sample."""
     ledger = found.ledger
     columns = {"score": ledger.score, "pixels": ledger.pixels, "pixel_share": ledger.share, "residual": ledger.residual}
+    if REFERENCE in ledger.entries:
+        columns["reference_score"] = ledger.entries[REFERENCE]
     # As a whole: a GPU is asked for each number else.
     plain = {name: value.tolist() for name, value in columns.items()}
     entries = {name: value.tolist() for name, value in ledger.entries.items()}

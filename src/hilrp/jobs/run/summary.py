@@ -29,11 +29,12 @@ _TELLING = 0.9
 _OFTEN, _TIMES = 0.5, 3.0
 
 _COLUMNS = ("number", "id", "model", "method", "error", "label", "target", "target_name", "prediction", "verdict",
-            "energy", "area", "pixel_share", "entropy", "grid")  # fmt: skip
+            "energy", "area", "score", "reference_score", "pixel_share", "entropy", "confidence", "grid")  # fmt: skip
 #: What may be unusual about an explanation, and how it is called.
 _UNUSUAL = {
     "entropy": "spread of the map (entropy)",
     "pixel_share": "the pixels' share of the score",
+    "difference": "the score's difference to the reference's",
     "peak": "evidence in one place",
 }
 
@@ -114,7 +115,21 @@ class Class:
 
 @dataclass
 class Group:
-    """All images of one model under one method."""
+    """All images of one model under one method.
+
+    Attributes:
+        model, method: Their names.
+        count: How many images are explained.
+        verdicts: How many of each there are.
+        errors, failed: Some of those that could not be explained, and how many there are.
+        classes: By their numbers.
+        sure: The confidence of each image's prediction: the largest of the model's softmax.
+        least: The images with the least evidence beyond the object's area: how much that is, and the image.
+        values, seen: What may be unusual, of each image, and the images' numbers.
+        unusual: The most unusual images.
+        judged, placed: How many classes are judged, and how many of them by their objects.
+        suspects: Those that seem to rest on something else.
+    """
 
     model: str
     method: str
@@ -123,6 +138,7 @@ class Group:
     errors: list[tuple[str, str]] = field(default_factory=list)
     failed: int = 0
     classes: dict[int, Class] = field(default_factory=dict)
+    sure: array[float] = field(default_factory=lambda: array("f"))
     least: list[tuple[float, Shown]] = field(default_factory=list)
     values: dict[str, array[float]] = field(default_factory=lambda: {name: array("f") for name in _UNUSUAL})
     seen: array[int] = field(default_factory=lambda: array("q"))
@@ -131,6 +147,32 @@ class Group:
     placed: int = 0
     suspects: list[Suspect] = field(default_factory=list)
 
+    @property
+    def accuracy(self) -> float | None:
+        """The part of the images with a label whose prediction it is."""
+        labelled = sum(c.labelled for c in self.classes.values())
+        return sum(c.right for c in self.classes.values()) / labelled if labelled else None
+
+    @property
+    def confidence(self) -> float | None:
+        """The mean confidence of the predictions."""
+        return float(np.mean(self.sure)) if self.sure else None
+
+    @property
+    def known(self) -> int:
+        """How many images have an object whose place is known."""
+        return sum(c.known for c in self.classes.values())
+
+    @property
+    def on_object(self) -> float | None:
+        """The mean part of the evidence that lies on the object."""
+        return sum(c.energy for c in self.classes.values()) / self.known if self.known else None
+
+    @property
+    def covered(self) -> float | None:
+        """The mean part of the picture that the object covers."""
+        return sum(c.area for c in self.classes.values()) / self.known if self.known else None
+
     def facts(self) -> dict[str, Any]:
         """The figures as plain numbers."""
         return {
@@ -138,6 +180,10 @@ class Group:
             "method": self.method,
             "images": self.count,
             "failed": self.failed,
+            "accuracy": self.accuracy,
+            "confidence": self.confidence,
+            "energy": self.on_object,
+            "area": self.covered,
             "verdicts": dict(self.verdicts),
             "classes_judged": self.judged,
             "classes_judged_by_their_objects": self.placed,
@@ -167,6 +213,16 @@ def summarise(results: Results) -> list[Group]:
     return list(groups.values())
 
 
+def percent(part: float) -> str:
+    """A part of a whole, in words.
+
+    Example:
+        >>> percent(0.294)
+        '29 %'
+    """
+    return f"{100 * part:.0f} %"
+
+
 def places(grid: Array) -> Array:
     """What each window of a coarse map holds."""
     sums = np.pad(grid.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
@@ -193,6 +249,8 @@ def _add(group: Group, row: dict[str, Any]) -> None:
     if row["label"] is not None:
         found.labelled += 1
         found.right += row["label"] == row["prediction"]
+    if row["confidence"] is not None:
+        group.sure.append(row["confidence"])
     if len(found.examples) < 3:
         found.examples.append(Shown(row["number"], row["id"], row["target_name"], "", grid))
     # A box around everything holds all evidence, wherever that is.
@@ -200,13 +258,19 @@ def _add(group: Group, row: dict[str, Any]) -> None:
         found.known += 1
         found.energy += row["energy"]
         found.area += row["area"]
-        said = f"{row['energy']:.0%} of the evidence on the object, which covers {row['area']:.0%} of the picture"
+        inside, area = percent(row["energy"]), percent(row["area"])
+        said = f"{inside} of the evidence on the object, which covers {area} of the picture"
         shown = Shown(row["number"], row["id"], row["target_name"], said, grid)
         group.least.append((row["energy"] - row["area"], shown))
         if len(group.least) > 20 * SHOWN:
             group.least = sorted(group.least, key=lambda pair: pair[0])[:SHOWN]
     group.seen.append(row["number"])
-    for name, value in (("entropy", row["entropy"]), ("pixel_share", row["pixel_share"]), ("peak", float(held.max()))):
+    # Relative to a reference the pixels hold all of the difference: how large that is may be unusual.
+    before = row["reference_score"]
+    values = {"entropy": row["entropy"], "peak": float(held.max())}
+    values |= {"pixel_share": row["pixel_share"]} if before is None else {"difference": row["score"] - before}
+    for name in _UNUSUAL:
+        value = values.get(name)
         group.values[name].append(np.nan if value is None else value)
 
 
@@ -228,14 +292,14 @@ def _suspects(group: Group) -> list[Suspect]:
         if others and suspicious.max() > 0:
             row, column = np.unravel_index(int(suspicious.argmax()), suspicious.shape)
             why = (
-                f"in {part[row, column]:.0%} of {each.count} images {_where(int(row), int(column))} holds half of the "
-                f"evidence for it or more, in those of other classes in {rest[row, column]:.0%}"
+                f"in {percent(part[row, column])} of {each.count} images {_where(int(row), int(column))} holds half of "
+                f"the evidence for it or more, in those of other classes in {percent(rest[row, column])}"
             )
             found.append(Suspect(group.model, group.method, index, each.name, "a constant place", why))
         if typical is not None and each.on_object is not None and each.on_object < 0.5 * typical:
             why = (
-                f"{each.on_object:.0%} of the evidence lies on the object, over {each.known} images; "
-                f"in the median class it is {typical:.0%}"
+                f"{percent(each.on_object)} of the evidence lies on the object, over {each.known} images; "
+                f"in the median class it is {percent(typical)}"
             )
             found.append(Suspect(group.model, group.method, index, each.name, "outside the object", why))
     return found

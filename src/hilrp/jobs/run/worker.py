@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +20,17 @@ from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.methods import Method
 from hilrp.jobs.bench.methods import find as find_method
 from hilrp.jobs.bench.methods.relevance import rules_and_chains
+from hilrp.jobs.reference_text import reference_of
 from hilrp.jobs.run import rows
 from hilrp.jobs.run.preparing import Prepared, Preparer
 from hilrp.jobs.run.rows import Row
 from hilrp.jobs.run.store import Piece, Store
+from hilrp.jobs.run.targets import asked, label_index, note_contrast
+from hilrp.jobs.target_text import LABEL
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import load, split_name
 from hilrp.models.picture_files import MEGAPIXELS, allow
-from hilrp.targets import logits_of
+from hilrp.targets import Contrast, logits_of
 from hilrp.targets.classes import no_classifier
 from hilrp.util.errors import HilrpError
 
@@ -44,7 +46,7 @@ class Job:
         folder: Where the results go.
         models: Names, with a checkpoint after an @.
         methods: Names of the benchmark's methods.
-        target: ``"prediction"`` or ``"label"``.
+        target: What is explained, as `hilrp.jobs.run.targets` reads it.
         maps: ``"none"``, ``"column"`` or ``"files"``.
         boxes: ``"xyxy"``, corners, or ``"xywh"``, a corner with width and height.
         batch: Images at once.
@@ -52,6 +54,8 @@ class Job:
         threads: How many threads torch uses; zero leaves them as they are.
         readers: Threads that read and prepare images.
         max_megapixels: The most that is decoded of an image; larger ones are rows with an error.
+        against: The class that the target is contrasted with.
+        reference: What methods of rules are relative to, by name or as a file, if not what they begin with.
     """
 
     folder: str
@@ -65,6 +69,8 @@ class Job:
     readers: int = 2
     boxes: str = "xyxy"
     max_megapixels: int = MEGAPIXELS
+    against: str | None = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,7 @@ class Worker:
         self.models = [(name, load(*split_name(name), device=job.device)) for name in job.models]
         self._preparer = Preparer([loaded for _, loaded in self.models], job.boxes)
         self.methods = [find_method(name) for name in job.methods]
+        self._asked = {name: asked(job.target, job.against, loaded) for name, loaded in self.models}
         self._explainers: dict[tuple[str, str], Explainer] = {}
         self._labelled: dict[tuple[str, Any], int | None] = {}
         self._stream = torch.cuda.Stream(job.device) if job.device.startswith("cuda") else None
@@ -268,10 +275,13 @@ class Worker:
         }
 
     def _rows(self, name: str, loaded: Loaded, x: Tensor, masks: Tensor | None, common: list[Row]) -> list[Row]:
-        target = self._labels(name, common, x) if self.job.target == "label" else None
+        wanted = self._asked[name]
+        target = self._labels(name, common, x) if wanted.text == LABEL else None
+        if wanted.label is not None:
+            target = torch.full((len(x),), wanted.label, device=x.device)
         explained: dict[str, Explanation] = {}
         leading = next((method for method in self.methods if _explains(method)), None)
-        if leading is not None:
+        if leading is not None and (target is not None or wanted.against is None):
             # It runs the model anyway, and says what that predicts.
             explained[leading.name] = found = self._by_rules(name, loaded, leading, x, target)
             output = found.output
@@ -285,6 +295,8 @@ class Worker:
         target = predicted if target is None else target
         if int(target.max()) >= logits.shape[1]:
             raise HilrpError(f"the label {int(target.max())} is beyond the {logits.shape[1]} classes of {name}.")
+        if wanted.against is not None:
+            note_contrast(loaded, wanted.against, target, common)
         for row, p, s, t in zip(common, predicted.tolist(), sure.tolist(), target.tolist(), strict=True):
             row |= {"prediction": p, "prediction_name": loaded.named(p), "confidence": s}
             row |= {"target": t, "target_name": loaded.named(t)}
@@ -320,8 +332,11 @@ class Worker:
         key = name, method.name
         if key not in self._explainers:
             graph = x.device.type == "cuda"
-            self._explainers[key] = Explainer(loaded.model, rules, stages=None, compile=graph)
-        return self._explainers[key].explain(x, target, batch="auto", passes=chains)
+            reference, _ = reference_of(self.job.reference, loaded)
+            self._explainers[key] = Explainer(loaded.model, rules, reference, stages=None, compile=graph)
+        against = self._asked[name].against
+        question = target if against is None or target is None else Contrast(target, against)
+        return self._explainers[key].explain(x, question, batch="auto", passes=chains)
 
 
 def _explains(method: Method) -> bool:
@@ -336,26 +351,3 @@ def _sums(method: Method, maps: Tensor, scores: Tensor) -> list[Row]:
         {"score": score, "pixels": total, "pixel_share": total / score if method.signed and score else None}
         for score, total in zip(scores.tolist(), sums, strict=True)
     ]
-
-
-def label_index(loaded: Loaded, label: Any) -> int | None:
-    """The class of a label, by number, name, or name of a folder of ImageNet.
-
-    ``None`` if the model knows none of it.
-    """
-    if label is None:
-        return None
-    if isinstance(label, str) and label in (synsets := _synsets()) and len(loaded.classes or ()) == len(synsets):
-        return synsets[label]
-    try:
-        return loaded.index(str(label))
-    except HilrpError:
-        return None
-
-
-@cache
-def _synsets() -> dict[str, int]:
-    """ImageNet's names of folders."""
-    from timm.data import ImageNetInfo
-
-    return {name: i for i, name in enumerate(ImageNetInfo("imagenet-1k").label_names())}

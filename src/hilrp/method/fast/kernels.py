@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hilrp.method.linear import least_weight
+from hilrp.method.linear import least_aside
+from hilrp.util.pieces import in_pieces
 
 if TYPE_CHECKING:
     from hilrp.method.call import Call
@@ -63,21 +64,23 @@ def shared_out(
 
 
 def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """The gradients of the two products under the `least_weight` of each unit.
+    """The gradients of the two products, of which the second gets the `least_aside` of each unit.
 
     ``left`` has the sign of what is shared out.
     """
     if (fused := _fused(g, left)) is not None:
         return fused.bounded_shares(g, left, bound)
-    size = left.abs()
-    weight = least_weight(size, bound)
-    direct = size.div_(size + weight).nan_to_num_(0.0, 0.0, 0.0).mul_(g)
-    return direct, weight.mul_(direct).mul_(left.sign())
+    direct, through = torch.empty_like(g), torch.empty_like(g)
+    for own, part, to_direct, to_through in in_pieces(g, left, direct, through):
+        aside = least_aside(part.abs(), bound).mul_(own)
+        torch.sub(own, aside, out=to_direct)
+        torch.mul(part, aside, out=to_through)
+    return direct, through
 
 
 def size_and_sign(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """``|x|``, and the sign as a byte; of what ``x`` is more than ``before``, where that is given."""
-    if (fused := _fused(x) if before is None else _fused(x, before)) is not None:
+    if (fused := _fused(x, before=() if before is None else (before,))) is not None:
         return fused.size_and_sign(x, before)
     x = x if before is None else x - before
     return x.abs(), x.sign().to(torch.int8)
@@ -93,7 +96,7 @@ def with_sign(g: Tensor, x: Tensor, more: Tensor | None = None) -> Tensor:
 
 def slope(y: Tensor, a: Tensor, before: Tensor | None = None) -> Tensor:
     """``y / a``, or ``(y - before) / a``; zero where that isn't finite."""
-    if (fused := _fused(y, a) if before is None else _fused(y, a, before)) is not None:
+    if (fused := _fused(y, a, before=() if before is None else (before,))) is not None:
         return fused.slope(y, a, before)
     return torch.div(y if before is None else y - before, a).nan_to_num_(0.0, 0.0, 0.0)
 
@@ -102,19 +105,21 @@ def chord(
     y: Tensor, y0: Tensor, now: Tensor, before: Tensor, limit: Tensor, fine: float, domain: bool
 ) -> Tensor | None:
     """`secant.elementwise.chord` as one kernel."""
-    fused = _fused(y, y0, now, before, limit) if y.dtype == torch.float32 else None
+    fused = _fused(y, now, limit, before=(y0, before)) if y.dtype == torch.float32 else None
     return None if fused is None else fused.chord(y, y0, now, before, limit, fine, domain)
 
 
 def through_weights(g: Tensor, s: Tensor, s0: Tensor) -> tuple[Tensor, Tensor] | None:
     """`secant.functions.through_weights` as one kernel."""
-    fused = _fused(g, s, s0) if 0 < g.shape[-1] <= _WIDEST and g.is_contiguous() else None
+    s0 = s0.expand_as(s)
+    takes = g.dtype == torch.float32 and 0 < g.shape[-1] <= _WIDEST and g.is_contiguous()
+    fused = _fused(g, s, before=(s0,)) if takes else None
     return None if fused is None else fused.through_weights(g, s, s0)
 
 
 def mean_weights(s: Tensor, s0: Tensor, value: Tensor, value0: Tensor, dim: int) -> Tensor | None:
     """`secant.functions.mean_weights` as one kernel, over the last axis."""
-    fused = _over_last(s, dim) and _fused(s, s0, value)
+    fused = _over_last(s, dim) and _fused(s, value, before=(s0,))
     return fused.mean_weights(s, s0) if fused else None
 
 
@@ -132,7 +137,8 @@ def _over_last(t: Tensor, dim: int) -> bool:
 def slope_of(call: Call, a: Tensor, operands: tuple[Tensor, ...]) -> Tensor | None:
     """`secant.elementwise.slope_of` of common activations as one kernel, their derivatives included."""
     name = f"gelu {call.argument(1, 'approximate', 'none')}" if call.name == "gelu" else call.name
-    fused = _fused(*operands) if name in ACTIVATIONS else None
+    now, before, y, y0 = operands
+    fused = _fused(now, y, before=(before, y0)) if name in ACTIVATIONS else None
     return None if fused is None else fused.slope_of(ACTIVATIONS.index(name), *operands)
 
 
@@ -143,7 +149,7 @@ ACTIVATIONS = ("relu", "relu6", "hardswish", "silu", "gelu none", "gelu tanh")
 def through_norm(g: Tensor, x: Tensor, x0: Tensor, norm: Norm) -> Tensor | None:
     """`secant.functions.through_norm` as one kernel, for norms over the last axis."""
     over_last = norm.groups == (-1, g.shape[-1]) and g.shape[-1] <= _WIDEST and g.is_contiguous()
-    fused = _fused(g, x, x0) if over_last else None
+    fused = _fused(g, x, before=(x0,)) if over_last else None
     if fused is None:
         return None
     scale = None if norm.scale is None else norm.scale.contiguous()
@@ -153,7 +159,7 @@ def through_norm(g: Tensor, x: Tensor, x0: Tensor, norm: Norm) -> Tensor | None:
 def change_of_norm(x: Tensor, x0: Tensor, norm: Norm) -> Tensor:
     """How much more a norm over the last axis gives on ``x`` than on ``x0``."""
     scale = None if norm.scale is None else norm.scale.contiguous()
-    if (fused := _fused(x, x0) if x.shape[-1] <= _WIDEST else None) is not None:
+    if (fused := _fused(x, before=(x0,)) if x.shape[-1] <= _WIDEST else None) is not None:
         return fused.change_of_norm(x, x0, scale, norm.centre, norm.eps)
     change = standard(x, norm.centre, norm.eps) - standard(x0, norm.centre, norm.eps)
     return (change if scale is None else change * scale).to(x.dtype)
@@ -211,10 +217,10 @@ _MOST_SAMPLES = 65535
 _WIDEST = 8192
 
 
-def _fused(*operands: Tensor) -> ModuleType | None:
-    """The kernels, if there are any for these operands."""
+def _fused(*operands: Tensor, before: tuple[Tensor, ...] = ()) -> ModuleType | None:
+    """The kernels, if there are any for these operands; those of the reference may be one sample for all."""
     module = _triton() if operands[0].is_cuda else None
-    return module if module is not None and module.takes(*operands) else None
+    return module if module is not None and module.takes(*operands, before=before) else None
 
 
 @cache

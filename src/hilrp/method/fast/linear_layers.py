@@ -209,7 +209,7 @@ def gamma_sign(call: Call, gamma: Gamma) -> Tensor | None:
         waits = wide if isinstance(own, _Linear) else known is not None and known.f is None
     elif before is not None and not gamma.is_zero:
         # It keeps the change of its input, from which that of its output is computed anew, if that is less or known.
-        waits = wide or (isinstance(own, _Linear) and _norm_before(x, y) is not None)
+        waits = x.is_cuda and (wide or (isinstance(own, _Linear) and _norm_before(x, y) is not None))
     account = call.account(y, "bias")
     return _Layer.apply(x, y, weight, bias, own, gamma, account, waits, known, before)
 

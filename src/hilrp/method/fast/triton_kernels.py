@@ -19,6 +19,15 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @triton.jit
+def _of_one(at, period, size: tl.constexpr, repeats: tl.constexpr):
+    """Where a program's places are in a tensor that holds one sample for all of them, each ``period`` places long."""
+    if repeats:
+        own = (tl.program_id(0).to(tl.int64) * size) % period + tl.arange(0, size)
+        at = tl.where(own < period, own, own - period)
+    return at
+
+
+@triton.jit
 def _quotient_of(held, m, share):
     d = tl.abs(held) + share * m
     return tl.where(d == 0, 0.0, held / d)
@@ -67,12 +76,15 @@ def _shared_out(
 
 
 @triton.jit
-def _size_and_sign(x_p, before_p, size_p, sign_p, count, differs: tl.constexpr, block: tl.constexpr):
+def _size_and_sign(
+    x_p, before_p, size_p, sign_p, count, period, differs: tl.constexpr, repeats: tl.constexpr, block: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     x = tl.load(x_p + at, inside, 0.0)
     if differs:
-        x = (x.to(tl.float32) - tl.load(before_p + at, inside, 0.0).to(tl.float32)).to(x.dtype)
+        at0 = _of_one(at, period, block, repeats)
+        x = (x.to(tl.float32) - tl.load(before_p + at0, inside, 0.0).to(tl.float32)).to(x.dtype)
     tl.store(size_p + at, tl.abs(x), inside)
     tl.store(sign_p + at, ((x > 0).to(tl.int8) - (x < 0).to(tl.int8)), inside)
 
@@ -99,21 +111,24 @@ def _times_slope(g_p, y_p, a_p, count, block: tl.constexpr):
 
 
 @triton.jit
-def _slope(y_p, a_p, before_p, out_p, count, differs: tl.constexpr, block: tl.constexpr):
+def _slope(y_p, a_p, before_p, out_p, count, period, differs: tl.constexpr, repeats: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     y = tl.load(y_p + at, inside, 0.0).to(tl.float32)
     if differs:
-        y -= tl.load(before_p + at, inside, 0.0).to(tl.float32)
+        y -= tl.load(before_p + _of_one(at, period, block, repeats), inside, 0.0).to(tl.float32)
     slope = y / tl.load(a_p + at, inside, 0.0).to(tl.float32)
     tl.store(out_p + at, tl.where(tl.abs(slope) < float("inf"), slope, 0.0), inside)
 
 
 @triton.jit
-def _chord(y_p, y0_p, now_p, before_p, limit_p, out_p, fine, count, domain: tl.constexpr, block: tl.constexpr):
+def _chord(
+    y_p, y0_p, now_p, before_p, limit_p, out_p, fine, count, period,
+    domain: tl.constexpr, repeats: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = at < count
-    now, before = tl.load(now_p + at, inside, 0.0), tl.load(before_p + at, inside, 0.0)
+    inside, at0 = at < count, _of_one(at, period, block, repeats)
+    now, before = tl.load(now_p + at, inside, 0.0), tl.load(before_p + at0, inside, 0.0)
     limit, change = tl.load(limit_p + at, inside, 0.0), now - before
     size = tl.abs(now + before) * 0.5
     if not domain:
@@ -121,7 +136,7 @@ def _chord(y_p, y0_p, now_p, before_p, limit_p, out_p, fine, count, domain: tl.c
     close = tl.where(fine > 0, tl.abs(change) < size * fine, change == 0)
     if domain:
         close = close & (tl.abs(limit) < float("inf"))
-    slope = (tl.load(y_p + at, inside, 0.0) - tl.load(y0_p + at, inside, 0.0)) / change
+    slope = (tl.load(y_p + at, inside, 0.0) - tl.load(y0_p + at0, inside, 0.0)) / change
     slope = tl.where(close, limit, slope)
     tl.store(out_p + at, tl.where(tl.abs(slope) < float("inf"), slope, 0.0), inside)
 
@@ -134,7 +149,7 @@ def _derivative(x, kind: tl.constexpr):
     if kind == 1:
         return tl.where((x > 0) & (x < 6), 1.0, 0.0)
     if kind == 2:
-        return tl.where(x < -3, 0.0, tl.where(x <= 3, x / 3 + 0.5, 1.0))
+        return tl.where(x <= -3, 0.0, tl.where(x < 3, x / 3 + 0.5, 1.0))
     if kind == 3:
         s = 1 / (1 + tl.exp(-x))
         return s * (1 + x * (1 - s))
@@ -163,18 +178,19 @@ def _activation(x, kind: tl.constexpr):
 
 @triton.jit
 def _slope_of(
-    now_p, before_p, y_p, y0_p, out_p, fine, count, kind: tl.constexpr, reads: tl.constexpr, block: tl.constexpr
-):
+    now_p, before_p, y_p, y0_p, out_p, fine, count, period,
+    kind: tl.constexpr, reads: tl.constexpr, repeats: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = at < count
+    inside, at0 = at < count, _of_one(at, period, block, repeats)
     now = tl.load(now_p + at, inside, 0.0).to(tl.float32)
-    before = tl.load(before_p + at, inside, 0.0).to(tl.float32)
+    before = tl.load(before_p + at0, inside, 0.0).to(tl.float32)
     change, middle = now - before, (now + before) * 0.5
     close = change == 0
     if kind > 1:
         close = tl.abs(change) < tl.maximum(tl.abs(middle), 1.0) * fine
     if reads:
-        y, y0 = tl.load(y_p + at, inside, 0.0).to(tl.float32), tl.load(y0_p + at, inside, 0.0).to(tl.float32)
+        y, y0 = tl.load(y_p + at, inside, 0.0).to(tl.float32), tl.load(y0_p + at0, inside, 0.0).to(tl.float32)
     else:
         y, y0 = _activation(now, kind), _activation(before, kind)
     slope = (y - y0) / change
@@ -184,21 +200,22 @@ def _slope_of(
 
 @triton.jit
 def _weights(s):
-    """The softmax of rows of scores, and its logarithm; neither is a number where a row has no finite score."""
+    """The softmax of rows of scores, and its logarithm; a row without a finite score has no weights."""
     top = tl.max(s, 1)[:, None]
     s -= tl.where(top == float("-inf"), 0.0, top)
-    logs = s - tl.log(tl.sum(tl.exp(s), 1))[:, None]
+    total = tl.sum(tl.exp(s), 1)
+    logs = s - tl.log(tl.where(total > 0, total, 1.0))[:, None]
     return tl.exp(logs), logs
 
 
 @triton.jit
-def _log_mean(a, a0, ratio):
-    """The logarithmic mean of two weights, given the logarithm of their ratio; zero where that is no number."""
-    r = tl.abs(ratio)
+def _log_mean(a, a0, logs, logs0):
+    """The logarithmic mean of two weights, given their logarithms; zero where neither is there."""
+    # What is no number is kept out, not sorted out later: compilers take it that an exponential is one.
+    r = tl.abs(tl.where(tl.maximum(a, a0) > 0, logs - logs0, 0.0))
     # (1 - exp(-r)) / r: near zero by its series, since there the difference would lose its digits.
     series = 1 - r / 2 * (1 - r / 3 * (1 - r / 4 * (1 - r / 5 * (1 - r / 6 * (1 - r / 7 * (1 - r / 8))))))
-    mean = tl.where(r < 0.3, series, (1 - tl.exp(-r)) / r) * tl.maximum(a, a0)
-    return tl.where(mean >= 0, mean, 0.0)
+    return tl.where(r < 0.3, series, (1 - tl.exp(-r)) / r) * tl.maximum(a, a0)
 
 
 @triton.jit
@@ -210,30 +227,37 @@ def _centred_by(g, mean):
 
 
 @triton.jit
-def _through_weights(g_p, s_p, s0_p, weights_p, rows, columns, height: tl.constexpr, width: tl.constexpr):
+def _through_weights(
+    g_p, s_p, s0_p, weights_p, rows, columns, period, repeats: tl.constexpr, height: tl.constexpr, width: tl.constexpr
+):
     row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    at0 = _of_one(row, period, height, repeats).to(tl.int64)[:, None] * columns + column[None, :]
     a, logs = _weights(tl.load(s_p + at, inside, float("-inf")).to(tl.float32))
-    a0, logs0 = _weights(tl.load(s0_p + at, inside, float("-inf")).to(tl.float32))
-    mean = tl.where(inside, _log_mean(a, a0, logs - logs0), 0.0)
+    a0, logs0 = _weights(tl.load(s0_p + at0, inside, float("-inf")).to(tl.float32))
+    mean = tl.where(inside, _log_mean(a, a0, logs, logs0), 0.0)
     tl.store(g_p + at, _centred_by(tl.load(g_p + at, inside, 0.0).to(tl.float32), mean), inside)
-    # A query that may look nowhere has no weights.
-    tl.store(weights_p + at, (tl.where(a >= 0, a, 0.0) + tl.where(a0 >= 0, a0, 0.0)) * 0.5, inside)
+    tl.store(weights_p + at, (a + a0) * 0.5, inside)
 
 
 @triton.jit
-def _mean_weights(s_p, s0_p, out_p, rows, columns, height: tl.constexpr, width: tl.constexpr):
+def _mean_weights(
+    s_p, s0_p, out_p, rows, columns, period, repeats: tl.constexpr, height: tl.constexpr, width: tl.constexpr
+):
     row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    at0 = _of_one(row, period, height, repeats).to(tl.int64)[:, None] * columns + column[None, :]
     a, logs = _weights(tl.load(s_p + at, inside, float("-inf")).to(tl.float32))
-    a0, logs0 = _weights(tl.load(s0_p + at, inside, float("-inf")).to(tl.float32))
-    tl.store(out_p + at, _log_mean(a, a0, logs - logs0), inside)
+    a0, logs0 = _weights(tl.load(s0_p + at0, inside, float("-inf")).to(tl.float32))
+    tl.store(out_p + at, _log_mean(a, a0, logs, logs0), inside)
 
 
 @triton.jit
-def _through_softmax(g_p, mean_p, out_p, rows, columns, height: tl.constexpr, width: tl.constexpr):
+def _through_softmax(
+    g_p, mean_p, out_p, rows, columns, period, repeats: tl.constexpr, height: tl.constexpr, width: tl.constexpr
+):
     row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row.to(tl.int64)[:, None] * columns + column[None, :]
@@ -250,14 +274,15 @@ def _centred(x, inside, columns, eps, centre: tl.constexpr):
 
 @triton.jit
 def _through_norm(
-    g_p, x_p, x0_p, scale_p, out_p, rows, columns, eps,
-    scaled: tl.constexpr, centre: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    g_p, x_p, x0_p, scale_p, out_p, rows, columns, period, eps,
+    scaled: tl.constexpr, centre: tl.constexpr, repeats: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    at0 = _of_one(row, period, height, repeats).to(tl.int64)[:, None] * columns + column[None, :]
     c, s = _centred(tl.load(x_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
-    c0, s0 = _centred(tl.load(x0_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
+    c0, s0 = _centred(tl.load(x0_p + at0, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
     inverse = 2 / (s + s0)
     h = tl.load(g_p + at, inside, 0.0).to(tl.float32) * inverse
     if scaled:
@@ -271,14 +296,15 @@ def _through_norm(
 
 @triton.jit
 def _change_of_norm(
-    x_p, x0_p, scale_p, out_p, rows, columns, eps,
-    scaled: tl.constexpr, centre: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    x_p, x0_p, scale_p, out_p, rows, columns, period, eps,
+    scaled: tl.constexpr, centre: tl.constexpr, repeats: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0) * height + tl.arange(0, height), tl.arange(0, width)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    at0 = _of_one(row, period, height, repeats).to(tl.int64)[:, None] * columns + column[None, :]
     c, s = _centred(tl.load(x_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
-    c0, s0 = _centred(tl.load(x0_p + at, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
+    c0, s0 = _centred(tl.load(x0_p + at0, inside, 0.0).to(tl.float32), inside, columns, eps, centre)
     change = c / s - c0 / s0
     if scaled:
         change *= tl.load(scale_p + column, column < columns, 0.0).to(tl.float32)[None, :]
@@ -286,18 +312,15 @@ def _change_of_norm(
 
 
 @triton.jit
-def _bounded_shares(g_p, left_p, direct_p, through_p, steepness, count, block: tl.constexpr):
+def _bounded_shares(g_p, left_p, direct_p, through_p, bound, count, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
-    left = tl.load(left_p + at, inside, 0.0).to(tl.float32)
+    left, g = tl.load(left_p + at, inside, 0.0).to(tl.float32), tl.load(g_p + at, inside, 0.0).to(tl.float32)
     size = tl.abs(left)
-    against = tl.minimum(tl.maximum((1 - size) / (1 + size), 0.0), 1.0)
-    gamma = tl.maximum(against * steepness - 1, 0.0)
-    weight = gamma / (2 + gamma)
-    d = size + weight
-    direct = tl.where(d == 0, 0.0, size / d) * tl.load(g_p + at, inside, 0.0).to(tl.float32)
-    tl.store(direct_p + at, direct, inside)
-    tl.store(through_p + at, tl.where(left < 0, -weight, weight) * direct, inside)
+    cut = tl.minimum(size, 1 / bound)
+    aside = g * tl.maximum(1 - bound * size, 0.0) / (1 - cut * cut)
+    tl.store(direct_p + at, g - aside, inside)
+    tl.store(through_p + at, left * aside, inside)
 
 
 @triton.jit
@@ -338,15 +361,32 @@ def _add_shares(
     tl.atomic_add(total_p + sample, tl.sum(kept).to(tl.float64) * scale)
 
 
-def takes(*operands: Tensor) -> bool:
-    """Whether kernels over single values take these: one type, one dense layout."""
-    first = operands[0]
+def takes(first: Tensor, *others: Tensor, before: tuple[Tensor, ...] = ()) -> bool:
+    """Whether kernels over single values take these: one type, one dense layout.
+
+    Those on the reference (``before``) may be one sample for all of them.
+    """
     strides = first.stride()
+    alike = [(t, t.stride() == strides) for t in others]
+    one = len({t.stride() for t in before}) <= 1  # all of them, or none
+    alike += [(t, one and (t.stride() == strides or _repeats(t, first))) for t in before]
     return (
         first.dtype in _TYPES
-        and all(t.dtype == first.dtype and t.shape == first.shape and t.stride() == strides for t in operands[1:])
+        and all(t.dtype == first.dtype and t.shape == first.shape and same for t, same in alike)
         and (first.is_contiguous() or (first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last)))
     )
+
+
+def _repeats(before: Tensor, first: Tensor) -> bool:
+    """Whether a tensor is one sample for all of those of another, and large enough for programs to begin within it."""
+    strides = first.stride()
+    return before.ndim > 1 and before.stride() == (0, *strides[1:]) and strides[0] >= 2 * _BLOCK and len(first) > 1
+
+
+def _period(before: Tensor | None, columns: int = 1) -> tuple[int, bool]:
+    """After how many places (or rows) a tensor repeats itself, and whether it does."""
+    repeats = before is not None and before.ndim > 1 and before.stride(0) == 0 and len(before) > 1
+    return (before[0].numel() // columns, True) if before is not None and repeats else (1, False)
 
 
 def quotient(held: Tensor, m: Tensor, share: float) -> Tensor:
@@ -388,7 +428,8 @@ def size_and_sign(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tens
     """See `kernels.size_and_sign`."""
     size, sign = torch.empty_like(x), torch.empty_like(x, dtype=torch.int8)
     differs = before is not None
-    _size_and_sign[_grid(x)](x, before if differs else x, size, sign, x.numel(), differs, _BLOCK)
+    period, repeats = _period(before)
+    _size_and_sign[_grid(x)](x, before if differs else x, size, sign, x.numel(), period, differs, repeats, _BLOCK)
     return size, sign
 
 
@@ -407,14 +448,15 @@ def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
 def slope(y: Tensor, a: Tensor, before: Tensor | None = None) -> Tensor:
     """See `kernels.slope`."""
     out, differs = torch.empty_like(y), before is not None
-    _slope[_grid(y)](y, a, before if differs else y, out, y.numel(), differs, _BLOCK)
+    period, repeats = _period(before)
+    _slope[_grid(y)](y, a, before if differs else y, out, y.numel(), period, differs, repeats, _BLOCK)
     return out
 
 
 def chord(y: Tensor, y0: Tensor, now: Tensor, before: Tensor, limit: Tensor, fine: float, domain: bool) -> Tensor:
     """See `kernels.chord`."""
-    out = torch.empty_like(y)
-    _chord[_grid(y)](y, y0, now, before, limit, out, fine, y.numel(), domain, _BLOCK)
+    out, (period, repeats) = torch.empty_like(y), _period(before)
+    _chord[_grid(y)](y, y0, now, before, limit, out, fine, y.numel(), period, domain, repeats, _BLOCK)
     return out
 
 
@@ -424,32 +466,36 @@ def slope_of(kind: int, now: Tensor, before: Tensor, y: Tensor, y0: Tensor) -> T
     Computing values once more is quicker than reading them; in half precision these are rounded, and have to be read.
     """
     out, reads = torch.empty_like(y, dtype=torch.float32), y.dtype != torch.float32
-    _slope_of[_grid(y)](now, before, y, y0, out, torch.finfo(out.dtype).eps ** 0.8, y.numel(), kind, reads, _BLOCK)
+    fine, (period, repeats) = torch.finfo(out.dtype).eps ** 0.8, _period(before)
+    _slope_of[_grid(y)](now, before, y, y0, out, fine, y.numel(), period, kind, reads, repeats, _BLOCK)
     return out
 
 
 def through_weights(g: Tensor, s: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
     """See `kernels.through_weights`; the results take the places of ``g`` and ``s``."""
-    _by_rows(_through_weights, g, s, s0, s)
+    _by_rows(_through_weights, s0, g, s, s0, s)
     return g, s
 
 
 def mean_weights(s: Tensor, s0: Tensor) -> Tensor:
     """See `kernels.mean_weights`."""
-    return _by_rows(_mean_weights, s, s0, torch.empty_like(s))
+    return _by_rows(_mean_weights, s0, s, s0, torch.empty_like(s))
 
 
 def through_softmax(g: Tensor, mean: Tensor) -> Tensor:
     """See `kernels.through_softmax`."""
-    return _by_rows(_through_softmax, g, mean, torch.empty_like(g))
+    return _by_rows(_through_softmax, None, g, mean, torch.empty_like(g))
 
 
-def _by_rows(kernel: triton.JITFunction, *operands: Tensor) -> Tensor:
-    """Runs a kernel over rows that it takes as a whole, and returns the last of what it is given."""
+def _by_rows(kernel: triton.JITFunction, before: Tensor | None, *operands: Tensor) -> Tensor:
+    """Runs a kernel over rows that it takes as a whole, and returns the last of what it is given.
+
+    ``before`` is the one of them that may be one sample for all.
+    """
     columns = operands[-1].shape[-1]
     rows = operands[-1].numel() // columns
     height, width = _rows(columns)
-    kernel[(triton.cdiv(rows, height),)](*operands, rows, columns, height, width)
+    kernel[(triton.cdiv(rows, height),)](*operands, rows, columns, *_period(before, columns), height, width)
     return operands[-1]
 
 
@@ -471,20 +517,19 @@ def _over_rows(
     centre: bool,
     eps: float,
 ) -> Tensor:
-    """Runs a kernel that takes rows as a whole."""
+    """Runs a kernel that takes rows as a whole; the last operand may be one sample for all."""
     columns = out.shape[-1]
-    rows = out.numel() // columns
+    rows, (period, repeats) = out.numel() // columns, _period(operands[-1], columns)
     height, width = _rows(columns)
     own, grid = operands[0] if scale is None else scale, (triton.cdiv(rows, height),)
-    kernel[grid](*operands, own, out, rows, columns, eps, scale is not None, centre, height, width)
+    kernel[grid](*operands, own, out, rows, columns, period, eps, scale is not None, centre, repeats, height, width)
     return out
 
 
 def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     """See `kernels.bounded_shares`."""
     direct, through = torch.empty_like(g), torch.empty_like(g)
-    steepness = (bound + 1) / (bound - 1)
-    _bounded_shares[_grid(g)](g, left, direct, through, steepness, g.numel(), _BLOCK)
+    _bounded_shares[_grid(g)](g, left, direct, through, bound, g.numel(), _BLOCK)
     return direct, through
 
 

@@ -12,6 +12,7 @@ from hilrp.method.secant import functions
 from hilrp.method.secant.affine import affine
 from hilrp.method.secant.products import product, root
 from hilrp.method.secant.shares import by_effects, by_sizes, carries, shared, with_value
+from hilrp.util.pieces import in_pieces
 from hilrp.util.replaceable import Replaceable
 
 #: Functions that aren't defined everywhere: how close two values are goes by their size.
@@ -46,11 +47,8 @@ def elementwise(call: Call) -> Tensor:
 @Replaceable
 def slope_of(call: Call, a: Tensor, operands: tuple[Tensor, ...]) -> Tensor:
     """The slopes of a function of one operand: in pieces, since they take several times their own size on the way."""
-    pieces = -(-a.numel() // 2**21)
-    if pieces <= 1:
-        return _slope(call, a, *operands)
     slope = torch.empty_like(a, dtype=torch.promote_types(a.dtype, torch.float32))
-    for out, *part in zip(*(t.chunk(pieces) for t in (slope, *operands)), strict=True):
+    for out, *part in in_pieces(slope, *operands):
         out.copy_(_slope(call, a, *part))
     return slope
 
@@ -109,9 +107,9 @@ def normalise(call: Call) -> Tensor:
 def divide(call: Call) -> Tensor:
     """``y = a / b`` is ``a = y b``, whose midpoint rule gives ``D y = (D a - ybar D b) / bbar``.
 
-    Sound where one of the divisors is tiny, too.
-
-    Where they have opposite signs, and ``bbar`` vanishes: ``D y = D a (1/b + 1/b0)/2 - abar D b / (b b0)``.
+    It is sound where one of the divisors is tiny, too. Where they have opposite signs, and ``bbar`` vanishes:
+    ``D y = D a (1/b + 1/b0)/2 - abar D b / (b b0)``. Where neither changes, nothing is handed on: both may be sums of
+    parts that cancel (linear attention of a token that no key matches), which a tiny divisor would enlarge.
     """
     first, second = call.argument(0, "input"), call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
@@ -129,5 +127,7 @@ def divide(call: Call) -> Tensor:
         slope_a = torch.where(apart, (1 / b + 1 / b0) / 2, 1 / divisor)
         middle_a = call.middle(a) if isinstance(a, Tensor) else a
         slope_b = -torch.where(apart, middle_a / (b * b0), (y + call.output_before) / 2 / divisor)
+        same = (b == b0) & (a == call.before(a)) if isinstance(a, Tensor) else b == b0
+        slope_a, slope_b = (slope.masked_fill(same, 0) for slope in (slope_a.expand_as(y), slope_b.expand_as(y)))
     slopes = [slope for t, slope in ((a, slope_a), (b, slope_b)) if carries(t)]
     return shared(call, [t for t in (a, b) if carries(t)], slopes)

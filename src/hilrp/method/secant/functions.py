@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from hilrp.method.autograd import standardised
 from hilrp.method.normalisation import Norm
+from hilrp.method.sample_axis import one_of_all
 from hilrp.util.replaceable import Replaceable
 
 #: Queries whose attention weights are in memory at once, when they are computed anew in the backward pass.
@@ -129,7 +130,7 @@ class _Attention(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         needed = ctx.needs_input_grad
-        q, k, v, mask, q0, k0, v0, mask0 = _prepared(saved, ctx.scale)
+        q, k, v, mask, q0, k0, v0, mask0 = _prepared([*saved[:4], *map(one_of_all, saved[4:])], ctx.scale)
         g = g.to(q.dtype)
         middle_q, middle_k, middle_v = (torch.lerp(t, t0, 0.5) for t, t0 in ((q, q0), (k, k0), (v, v0)))
         shares: list[list[Tensor]] = [[], [], [], []]

@@ -36,7 +36,7 @@ def pooled_regions(call: Call) -> Any:
     assert call.reference is not None
     value = call.value()
     if not isinstance(value, Tensor):  # ps_roi_align also says which channel it read
-        func, reference = call.func, call.reference._replace(output=call.output_before[0])
+        func, reference = call.func, replace(call.reference, output=call.output_before[0])
         alone = replace(call, func=lambda *args, **kwargs: func(*args, **kwargs)[0], reference=reference)
         return pooled_regions(alone), *value[1:]
     a, boxes, *rest = call.args

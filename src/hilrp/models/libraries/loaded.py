@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hilrp.attribution.texts import ImageText
 from hilrp.models.images import as_rgb, read
 from hilrp.models.resolve import ZOO
+from hilrp.models.window import Window, measured
 from hilrp.util.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,6 +138,34 @@ class Loaded:
     def of_zoo(self) -> bool:
         """Whether it is a model of the zoo as it comes, and not one with weights of somebody's own."""
         return self.name.startswith(f"{ZOO}/") and self.weights == ZOO_WEIGHTS
+
+    def picture(self, x: Tensor) -> Tensor | None:
+        """What the model sees of its input, ``[...,3,H,W]`` from 0 to 1, if that is known: see `Preprocess.picture`."""
+        return self.preprocess.picture(x)
+
+    def likelihoods(self, logits: Tensor) -> Tensor:
+        """How likely the classes are, along the last axis.
+
+        The objects of scenes are there or not, each by itself; elsewhere one class excludes the others.
+        """
+        return logits.sigmoid() if self.of_zoo else logits.softmax(-1)
+
+    def window(self, photo: Image.Image | str | Path | tuple[int, int]) -> Window | None:
+        """Which part of a photograph (or of any of that width and height) the model sees.
+
+        ``None``, where its preprocessing does more than scale, crop and pad.
+
+        Example:
+            >>> import hilrp
+            >>> round(hilrp.load("zoo/swin").window((300, 200)).left)  # the middle of it
+            50
+        """
+        size = photo if isinstance(photo, tuple) else self.photo(photo).size
+        return measured(lambda image: self.picture(self.preprocess(image)), size)
+
+    def photo(self, photo: Image.Image | str | Path) -> Image.Image:
+        """A photograph, or its file, as the model is given it: upright, in colours."""
+        return read(Path(photo))[0] if isinstance(photo, (str, Path)) else as_rgb(photo)[0]
 
     def notes(self, size: tuple[int, ...], seen: tuple[int, ...]) -> list[str]:
         """What a user should know of a picture, and of what the model saw of it, both as width and height."""

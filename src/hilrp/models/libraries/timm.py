@@ -106,6 +106,17 @@ def preprocessing(model: nn.Module, size: int | None = None) -> Preprocess:
     return Preprocess(timm.data.create_transform(**config), tuple(config["mean"]), tuple(config["std"]))
 
 
+def built_size(model: nn.Module) -> int | None:
+    """The side of the images that a model was built for, where it is bound to one: its configuration may name another.
+
+    Example:
+        >>> built_size(timm.create_model("test_vit", img_size=96))
+        96
+    """
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return int(size[0]) if isinstance(size, tuple) and len(set(size)) == 1 else None
+
+
 def class_names(model: nn.Module) -> list[str] | None:
     """ImageNet's, where there are as many as one of its subsets has."""
     subset = timm.data.infer_imagenet_subset({"num_classes": getattr(model, "num_classes", None)})

@@ -1,4 +1,4 @@
-"""The zoo: small models of every family, trained on scenes, that come with the package.
+"""The zoo: small models of every family that come with the package, trained on scenes and on photographs.
 
 And some that are no classifiers.
 """
@@ -23,13 +23,18 @@ from hilrp.models.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts
 from hilrp.models.libraries.recipe import Recipe, images
 from hilrp.scenes import CLASSES
 from hilrp.util.errors import InputError
-from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, SIZE, Architecture
+from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, PHOTOS, SIZE
 from hilrp.zoo.towers import LENGTH, TwoTowers, pieces, tokenise
 
 _WEIGHTS = files("hilrp.zoo") / "weights"
+#: Those whose weights come with the package.
+_ARCHITECTURES = {
+    name: each for name, each in (ARCHITECTURES | PHOTOS | OTHERS).items() if (_WEIGHTS / f"{name}.json").is_file()
+}
 #: What the card of a model says of how good it is -> in words.
 FIGURES = {
     "mean_average_precision": "mAP",
+    "test_accuracy": "accuracy",
     "caption_average_precision": "mAP of captions",
     "linear_average_precision": "mAP of a linear probe",
     "mean_iou": "mean IoU",
@@ -38,8 +43,13 @@ FIGURES = {
 
 
 def names() -> list[str]:
-    """All families of classifiers."""
+    """All families of classifiers of scenes."""
     return list(ARCHITECTURES)
+
+
+def photos() -> list[str]:
+    """The same families, trained on photographs."""
+    return [name for name in PHOTOS if name in _ARCHITECTURES]
 
 
 def others() -> list[str]:
@@ -49,16 +59,12 @@ def others() -> list[str]:
 
 def trained() -> list[str]:
     """All of them."""
-    return names() + others()
+    return list(_ARCHITECTURES)
 
 
 def find(name: str) -> str | None:
     """The name itself, if the zoo has it."""
-    return name if name in ARCHITECTURES or name in OTHERS else None
-
-
-def _architecture(name: str) -> Architecture:
-    return ARCHITECTURES[name] if name in ARCHITECTURES else OTHERS[name]
+    return name if name in _ARCHITECTURES else None
 
 
 @cache
@@ -69,7 +75,7 @@ def card(name: str) -> dict[str, Any]:
 
 
 def figure(name: str) -> tuple[str, float]:
-    """What was measured of a model on held-out scenes, and its value."""
+    """What was measured of a model on held-out scenes or photographs, and its value."""
     found = card(name)
     return next((words, found[key]) for key, words in FIGURES.items() if key in found)
 
@@ -79,7 +85,7 @@ def model(name: str) -> nn.Module:
     data = (_WEIGHTS / f"{name}.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != card(name)["sha256"]:
         raise InputError(f"zoo/{name}: its weights are not those that were shipped. Install hilrp again.")
-    made = _architecture(name).make()
+    made = _ARCHITECTURES[name].make()
     made.load_state_dict(load_bytes(data))
     return made
 
@@ -98,10 +104,10 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     if checkpoint is None:
         made, origin = model(name), ZOO_WEIGHTS
     else:
-        made = weights.fitted(_architecture(name).make, checkpoint_files.read(checkpoint), name, checkpoint)
+        made = weights.fitted(_ARCHITECTURES[name].make, checkpoint_files.read(checkpoint), name, checkpoint)
         origin = f"weights of {Path(checkpoint).name}"
     if not isinstance(made, TwoTowers):
-        classes = None if getattr(made, "num_classes", None) == 0 else list(CLASSES)
+        classes = None if getattr(made, "num_classes", None) == 0 else list(_ARCHITECTURES[name].classes)
         return Loaded(f"zoo/{name}", made, preprocess, classes, origin)
     made.eval()
     with torch.no_grad():

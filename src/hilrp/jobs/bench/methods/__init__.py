@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.jobs.bench.methods.base import Function, Method, Undefined
-from hilrp.jobs.bench.methods.relevance import relevance
+from hilrp.jobs.bench.methods.relevance import relevance, rules_and_chains
 from hilrp.method.rules import Rules
 from hilrp.util.errors import InputError, UnavailableError
 
@@ -54,6 +54,15 @@ METHODS = {
         Method("smoothgrad", "SmoothGrad", "gradient", _later("gradients", "smooth_grad"), signed=False),
         Method("vargrad", "VarGrad", "gradient", _later("gradients", "var_grad"), signed=False),
         Method("gradient-shap", "GradientSHAP", "gradient", _later("gradients", "gradient_shap")),
+        Method(
+            "expected-gradients",
+            "Expected Gradients",
+            "gradient",
+            _later("gradients", "expected_gradients"),
+            needs_background=True,
+        ),
+        Method("libragrad", "LibraGrad (FullGrad+)", "gradient", _later("libragrad", "libragrad")),
+        Method("dave", "DAVE", "gradient", _later("dave", "dave")),
         Method("occlusion", "Occlusion", "perturbation", _later("perturbation", "occlusion")),
         Method("rise", "RISE", "perturbation", _later("perturbation", "rise")),
         Method("lime", "LIME", "perturbation", _later("perturbation", "lime")),
@@ -77,14 +86,31 @@ def find(name: str) -> Method:
     """
     base, _, text = name.partition(":")
     if base == "rules":
-        Rules.named(text)  # an error that lists the presets, if there is none of that name
-        return Method(name, f"rules {text}", "relevance", relevance(text), rules=text)
-    if base not in METHODS:
+        preset, _, text = text.partition(":")
+        Rules.named(preset)  # an error that lists the presets, if there is none of that name
+        plain = Method(f"rules:{preset}", f"rules {preset}", "relevance", relevance(preset), rules=preset)
+    elif base in METHODS:
+        plain = METHODS[base]
+    else:
         raise InputError(f"{name}: not a method of the benchmark. Choose from {', '.join(METHODS)}.")
     if not text:
-        return METHODS[base]
+        return plain
     options = tuple(_option(name, part) for part in text.split(","))
-    return replace(METHODS[base], name=name, title=f"{METHODS[base].title} ({text})", options=options)
+    if plain.rules is not None:
+        rules_and_chains(plain.rules, dict(options))  # an error that says which option is wrong
+    return replace(plain, name=name, title=f"{plain.title} ({text})", options=options)
+
+
+def of_rules(preset: str, passes: int = 1) -> str:
+    """The name of the method that explains by a preset in a number of passes.
+
+    Example:
+        >>> of_rules("secant", 8), of_rules("zplus")
+        ('secant:passes=8', 'rules:zplus')
+    """
+    known = preset in METHODS and METHODS[preset].rules == preset
+    name = preset if known else f"rules:{preset}"
+    return name if passes == 1 else f"{name}:passes={passes}"
 
 
 def _option(name: str, text: str) -> tuple[str, Any]:
@@ -99,9 +125,9 @@ def _option(name: str, text: str) -> tuple[str, Any]:
     return key, value
 
 
-def quantus_explain_func(name: str) -> Callable[..., np.ndarray]:
+def quantus_explain_func(name: str | Method) -> Callable[..., np.ndarray]:
     """A method as Quantus takes it: ``explain_func=quantus_explain_func("hilrp")``."""
-    method = find(name)
+    method = find(name) if isinstance(name, str) else name
 
     def explain(model: nn.Module, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
         device = next(model.parameters()).device

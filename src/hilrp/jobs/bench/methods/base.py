@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,9 @@ class Method:
         rules: The preset, of a relevance method.
         options: What is not as it is by default.
         signed: Whether negative values speak against the class; else only the order of the values counts.
+        needs_background: Whether it compares an input with other pictures, which `with_background` gives.
+        background: These pictures, ``[n,3,H,W]``. They are the same for every input, so that the map of an image does
+            not depend on what else is in its batch.
     """
 
     name: str
@@ -43,15 +46,26 @@ class Method:
     signed: bool = True
     rules: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
+    needs_background: bool = False
+    background: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def with_background(self, pictures: Tensor) -> Method:
+        """The method with pictures as its background, if it needs one; else as it is."""
+        return replace(self, background=pictures) if self.needs_background else self
 
     def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
         """The maps ``[B,H,W]`` of the classes ``target`` of the inputs ``x``.
 
         Raises `Undefined` where it has no meaning.
         """
+        options = dict(self.options)
+        if self.needs_background:
+            if self.background is None:
+                raise Undefined("it needs a background of pictures")
+            options["background"] = self.background
 
         def run(part: slice) -> Tensor:
-            return self.function(model, x[part], target[part], **dict(self.options)).detach()
+            return self.function(model, x[part], target[part], **options).detach()
 
         maps, _ = in_parts(run, len(x), with_graph(x.device) // 2)
         return torch.cat(maps)

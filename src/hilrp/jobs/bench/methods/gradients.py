@@ -58,6 +58,31 @@ def gradient_shap(model: nn.Module, x: Tensor, target: Tensor, samples: int = 24
     return (found / samples).sum(1)
 
 
+def expected_gradients(model: nn.Module, x: Tensor, target: Tensor, background: Tensor, samples: int = 24) -> Tensor:
+    """Gradients on the way from other pictures, times the difference to them, in the mean (Erion et al., 2021).
+
+    Each sample takes the next picture of the background as its reference, and a random place on the straight way from
+    there to the image; all images have the same ones::
+
+        E over x' and a of (x - x') grad f(x' + a (x - x'))
+
+    Args:
+        model: The model.
+        x: Images.
+        target: Their classes.
+        background: Pictures to draw references from, ``[n,3,H,W]``, in a random order.
+        samples: How many.
+    """
+    references = background.to(x)[torch.arange(samples, device=x.device) % len(background)]
+    parts = torch.rand(samples, 1, 1, 1, generator=torch.Generator().manual_seed(0)).to(x)
+    found = torch.zeros_like(x)
+    size = max(1, with_graph(x.device) // len(x))
+    for reference, part in zip(references.split(size), parts.split(size), strict=True):
+        way = x[:, None] - reference
+        found += (_each(model, reference + part * way, target) * way).sum(1)
+    return (found / samples).sum(1)
+
+
 def _noisy(x: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Each image under the same noise ``[B,samples,3,H,W]`` and a random part per sample, as many at once as fit."""
     chance = torch.Generator().manual_seed(0)

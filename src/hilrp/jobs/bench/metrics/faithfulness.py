@@ -102,7 +102,7 @@ def _curves(
 
     The ends, which they share, are scored once.
     """
-    place = torch.stack([_places(maps, most_first) for most_first in orders], 1)
+    place = torch.stack([places(maps, most_first) for most_first in orders], 1)
     limits = torch.linspace(0, maps[0].numel(), steps + 1, device=x.device).round()
     inner = steps - 1
 
@@ -115,8 +115,11 @@ def _curves(
     return [torch.cat([whole, part, nothing], 1) for part in found.unbind(1)]
 
 
-def _places(maps: Tensor, most_first: bool) -> Tensor:
-    """The place of each pixel in the order of the map's values."""
+def places(maps: Tensor, most_first: bool) -> Tensor:
+    """The place of each pixel in the order of the map's values, from 0 on: ``[B,H,W]``.
+
+    Of pixels with the same value the first one, row by row, comes first.
+    """
     order = maps.flatten(1).argsort(dim=1, descending=most_first, stable=True)
     steps = torch.arange(order.shape[1], device=maps.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, steps).reshape(maps.shape)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hilrp.zoo import accuracy
-
 
 def pointing(maps: Tensor, masks: Tensor) -> Tensor:
     """Whether the strongest pixel lies on the object; where several are the strongest, the part of them that does.
@@ -41,8 +39,15 @@ def average_precision(maps: Tensor, masks: Tensor) -> Tensor:
 
     Pixels of the same value come at once. By chance it is the part of the picture that the object covers.
     """
-    pairs = zip(maps.flatten(1).cpu().numpy(), masks.flatten(1).cpu().numpy(), strict=True)
-    return torch.tensor([accuracy.average_precision(values, labels) for values, labels in pairs]).to(maps)
+    values, order = maps.flatten(1).sort(1, descending=True)
+    hits = masks.flatten(1).gather(1, order).double().cumsum(1)
+    precision = hits / torch.arange(1, hits.shape[1] + 1, device=maps.device)
+    # Of those with the same value the last one counts: it is where all of them are among the strongest.
+    last = torch.cat([values[:, 1:] != values[:, :-1], torch.ones_like(masks.flatten(1)[:, :1])], 1)
+    place = torch.arange(hits.shape[1], device=maps.device).where(last, hits.shape[1])
+    place = place.flip(1).cummin(1).values.flip(1)
+    found = torch.cat([torch.zeros_like(hits[:, :1]), hits], 1).diff(dim=1)
+    return ((precision.gather(1, place) * found).sum(1) / hits[:, -1]).to(maps)
 
 
 def iou(maps: Tensor, masks: Tensor) -> Tensor:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.jobs.bench.batches import scores_of_changed
+from hilrp.jobs.bench.batches import scores, without_graph
 from hilrp.jobs.bench.metrics.faithfulness import pearson
 
 
 def shapley_values(
     model: nn.Module, x: Tensor, target: Tensor, segments: Tensor, baseline: Tensor, permutations: int, seed: int = 0
 ) -> Tensor:
-    """Shapley values of the segments of one image, sampled: ``[segments]``.
-
-    Each permutation puts the segments in, one after the other, and the score's gain is the segment's. Permutations that
-    begin with the same segments share their pictures, which are scored once.
+    """Shapley values of the segments of one image, sampled: ``[segments]``. See `shapley_values_of`.
 
     Args:
         model: The model.
@@ -27,20 +26,59 @@ def shapley_values(
         permutations: How many; an even number.
         seed: Of the permutations.
     """
-    count = int(segments.max()) + 1
-    order = orders(count, permutations, seed)
-    place = order.argsort(1)
+    return shapley_values_of(model, x[None], target[None], segments[None], baseline[None], permutations, [seed])[0]
+
+
+def shapley_values_of(
+    model: nn.Module,
+    x: Tensor,
+    target: Tensor,
+    segments: Tensor,
+    baseline: Tensor,
+    permutations: int,
+    seeds: Sequence[int],
+) -> list[Tensor]:
+    """Shapley values of the segments of several images, sampled: ``[segments]`` for each.
+
+    Each permutation puts the segments in, one after the other, and the score's gain is the segment's. Permutations that
+    begin with the same segments share their pictures, which are scored once. The pictures of all images are scored in
+    full batches.
+
+    Args:
+        model: The model.
+        x: Images, ``[B,3,H,W]``.
+        target: Their classes, ``[B]``.
+        segments: The number of each pixel's segment, ``[B,H,W]``, from 0 on.
+        baseline: What is there where a segment is not, ``[B,3,H,W]``.
+        permutations: How many for each image; an even number.
+        seeds: Of the permutations of each image.
+    """
+    counts = [int(each.max()) + 1 for each in segments]
+    drawn = [orders(count, permutations, seed) for count, seed in zip(counts, seeds, strict=True)]
+    coalitions, which = zip(*(_coalitions(order) for order in drawn), strict=True)
+    owner = torch.arange(len(x)).repeat_interleave(torch.tensor([len(held) for held in coalitions])).to(x.device)
+    held = torch.cat([F.pad(each, (0, max(counts) - each.shape[1])) for each in coalitions]).to(x.device)
+    places, score = segments.flatten(1), []
+    for part in torch.arange(len(owner), device=x.device).split(without_graph(x.device)):
+        image = owner[part]
+        there = held[part].gather(1, places[image]).reshape(-1, 1, *x.shape[-2:])
+        score.append(scores(model, torch.where(there, x[image], baseline[image]), target[image]).double())
+    found = []
+    own = torch.cat(score).split([len(each) for each in coalitions])
+    for order, index, count, of_image in zip(drawn, which, counts, own, strict=True):
+        gains = of_image[index.to(x.device)].unflatten(0, (len(order), count + 1)).diff()
+        total = torch.zeros_like(gains[0]).index_add_(0, order.flatten().to(x.device), gains.flatten())
+        found.append(total / len(order))
+    return found
+
+
+def _coalitions(order: Tensor) -> tuple[Tensor, Tensor]:
+    """The different sets of segments that orders go through, and which of them each step of each order holds."""
+    count = order.shape[1]
     # Picture k of an order holds its first k segments.
-    held = place[:, None] < torch.arange(count + 1)[:, None]
+    held = order.argsort(1)[:, None] < torch.arange(count + 1)[:, None]
     different, which = torch.unique(held.flatten(0, 1), dim=0, return_inverse=True)
-    different, which, order = different.to(x.device), which.to(x.device), order.to(x.device)
-
-    def pictures(_: Tensor, number: Tensor) -> Tensor:
-        return torch.where(different[number][:, segments][:, None], x, baseline)
-
-    score = scores_of_changed(model, x[None], target[None], len(different), pictures)[0].double()
-    gains = score[which].unflatten(0, (len(order), count + 1)).diff()
-    return torch.zeros_like(gains[0]).index_add_(0, order.flatten(), gains.flatten()) / len(order)
+    return different, which
 
 
 def orders(count: int, permutations: int, seed: int = 0) -> Tensor:

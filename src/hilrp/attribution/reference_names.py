@@ -1,0 +1,57 @@
+"""What references are called in tables, figures and sentences: "the score is 8.2 higher than on ..."."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hilrp.attribution.neutral import Neutral
+from hilrp.attribution.question import Question, places
+from hilrp.attribution.references import Average, Blurred, ByForm, Colour, Constant, Given, Mean, find
+
+#: Plain greys that have names.
+_GREYS = {0.0: "black", 0.5: "grey", 1.0: "white"}
+_MEAN_COLOUR = "the picture's mean colour"
+
+
+def name_of(reference: Any, question: Question) -> str:
+    """What a reference is called, for one sample.
+
+    Example:
+        >>> import torch
+        >>> from hilrp.attribution.references import DEFAULT
+        >>> x = torch.zeros(2, 3, 8, 8)
+        >>> name_of(DEFAULT, Question(torch.nn.Identity(), x, None, 2)), name_of("blurred", None)
+        ("the picture's mean colour", 'the blurred picture')
+    """
+    match find(reference):
+        case ByForm() as by_form:
+            names = dict.fromkeys(_by_form(t) for t in by_form.varied(question))
+            return " and ".join(names) or "the same input"
+        case Mean():
+            return _MEAN_COLOUR
+        case Blurred():
+            return "the blurred picture"
+        case Neutral():
+            return "a neutral colour"
+        case Colour(value=value) if value in _GREYS:
+            return _GREYS[value]
+        case Colour(value=value):
+            return f"the colour {value}"
+        case Constant(value=0):
+            return "zero"
+        case Constant(value=value):
+            return f"the constant {value}"
+        case Given(name=name):
+            return name
+        case Average(references=references):
+            return f"the mean over {', '.join(name_of(each, question) for each in references)}"
+    return "the reference given"
+
+
+def _by_form(t: Tensor) -> str:
+    """What an input is relative to, if nobody says."""
+    if not places(t):
+        return "zero"
+    return _MEAN_COLOUR if t.ndim == 4 and t.shape[1] in (1, 3, 4) else "each channel's mean"

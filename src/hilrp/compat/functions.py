@@ -1,0 +1,135 @@
+"""A function or method that runs a model, as a module: captum takes any function, an explanation needs a module.
+
+Which of the numbers that a function uses are the model's own parameters is not written on them. So the modules that it
+refers to are looked for (in its object, its closure, its arguments and the globals that it names) and made children of
+one module, whose forward pass is the function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hilrp.targets import logits_of
+from hilrp.util.errors import InputError
+
+#: How far objects are looked into: a function's closure, an object's attributes, a list of modules.
+_DEPTH = 4
+#: What inputs that are held fixed are called, among the named inputs of a model.
+HELD = "argument_"
+#: What holds no modules, or too many: those of a package that a function calls are none of the model's.
+_NO_MODULES = (Tensor, str, bytes, int, float, type(None), type, ModuleType)
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Function(nn.Module):
+    """A function as a module, with further arguments that are held fixed, and its output as one row for each sample.
+
+    Args:
+        function: The function, or a module.
+
+    Attributes:
+        arguments: What the function is given after the inputs, if it is no tensor.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = [function]  # in a list, so that a module is not entered twice
+        self.arguments: tuple[Any, ...] = ()
+        self.parts = nn.ModuleList(modules_of(function))
+        if not self.parts:
+            raise InputError(
+                f"forward_func={function!r} uses no torch.nn.Module that hilrp could find (in its object, closure, "
+                "arguments or globals), so that the model's own numbers can't be told from others. Give the model "
+                "itself, a bound method of it, or a function that names it."
+            )
+        first = self.parts[0]
+        self.pretrained_cfg = getattr(first, "pretrained_cfg", None)
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """The function's scores, ``[B,outputs]``; of names, those with `HELD` are what is held fixed."""
+        given = [*inputs, *(value for name, value in named.items() if not name.startswith(HELD))]
+        further = list(self.arguments)
+        for name, value in named.items():
+            if name.startswith(HELD):
+                number, _, kind = name.removeprefix(HELD).partition("_")
+                further[int(number)] = value.view(getattr(torch, kind))
+        found = logits_of(self._function[0](*given, *further))
+        return found.flatten(1) if found.ndim > 1 else found
+
+
+def held_name(number: int, argument: Tensor) -> str:
+    """What a further argument is called, with its type."""
+    return f"{HELD}{number}_{str(argument.dtype).removeprefix('torch.')}"
+
+
+def as_held(argument: Tensor) -> Tensor:
+    """A tensor as whole numbers with the same bits: nobody explains them, and they are cut with the samples."""
+    return argument.detach().view(_WHOLE[argument.element_size()]) if argument.is_floating_point() else argument
+
+
+def modules_of(function: Any) -> list[nn.Module]:
+    """The modules that a function refers to, in the order in which they are found.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> modules_of(lambda x: model(x).softmax(-1))
+        [Linear(in_features=3, out_features=2, bias=True)]
+    """
+    return list({id(module): module for module in _found(function, _DEPTH, set())}.values())
+
+
+def _found(each: Any, depth: int, seen: set[int]) -> Iterator[nn.Module]:
+    if depth < 0 or id(each) in seen or isinstance(each, _NO_MODULES):
+        return
+    seen.add(id(each))
+    if isinstance(each, nn.Module):
+        yield each
+        return
+    for inner in _inside(each):
+        yield from _found(inner, depth - 1, seen)
+
+
+def _inside(each: Any) -> Iterator[Any]:
+    """What an object refers to."""
+    if isinstance(each, functools.partial):
+        yield from (each.func, *each.args, *each.keywords.values())
+    elif isinstance(each, Mapping):
+        yield from each.values()
+    elif isinstance(each, (tuple, list, set)):
+        yield from each
+    elif hasattr(each, "__self__") and hasattr(each, "__func__"):
+        yield from (each.__self__, each.__func__)
+    elif hasattr(each, "__code__"):
+        yield from _of_function(each)
+    elif hasattr(each, "__dict__"):
+        yield from vars(each).values()
+        yield vars(type(each)).get("__call__")
+
+
+def _of_function(function: Any) -> Iterator[Any]:
+    """What a function has from outside: its closure, its defaults, and the globals that its code names."""
+    yield getattr(function, "__wrapped__", None)
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield function.__globals__[name]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The global names in a function's code, and in the functions that are defined in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,263 @@
+"""pytorch-grad-cam's contract, with relevance: no target layers to choose, no reshape functions to write.
+
+Change ``from pytorch_grad_cam import GradCAM`` to ``from hilrp.compat.gradcam import HiLRPCAM as GradCAM``. Its target
+classes (``pytorch_grad_cam.utils.model_targets``) work, and so does ``show_cam_on_image``.
+
+What differs: without ``target_layers`` the map is the relevance of pixels, at the input's own resolution. With them it
+is that of these layers, summed over channels and enlarged. A map holds what speaks for the target alone, from 0 to 1,
+and lightly smoothed, as pictures need it; the signed map that sums to the difference is ``cam.explanation.map``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hilrp.attribution.explainer import Audit, Explainer, unwrap
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.marking import smoothed
+from hilrp.attribution.stages import channels_last, to_features
+from hilrp.compat.asking import at_layer, evaluated, layer_paths, place_of
+from hilrp.compat.peers import peer
+from hilrp.method.rules import DEFAULT_RULES, Rules
+from hilrp.targets import Target, logits_of
+from hilrp.util.errors import InputError, TargetError
+
+#: Arguments of pytorch-grad-cam's classes that have no meaning here, and what to use instead.
+_OTHERS = {
+    "use_cuda": "the model runs where it is; move it with model.cuda()",
+    "compute_input_gradient": "relevance is that of the input by itself",
+    "uses_gradients": "there is nothing to choose",
+    "detach": "cam.explanation holds tensors",
+    "ablation_layer": "no activations are ablated",
+}
+
+
+class HiLRPCAM:
+    """Relevance maps in the form of pytorch-grad-cam's.
+
+    The model is set to evaluation mode, as pytorch-grad-cam sets it.
+
+    Args:
+        model: Any model of pictures ``[B,C,H,W]`` (or volumes). Detectors of torchvision are taken as they are.
+        target_layers: Modules at whose outputs relevance is read; by default it is that of the pixels.
+        reshape_transform: From what a layer has to ``[B,C,h,w]``. Feature maps and token grids need none.
+        rules: The rules, by name or as `hilrp.Rules`.
+        reference: What relevance is relative to: see `hilrp.explain`.
+        passes: How many passes to spend: see `hilrp.explain`.
+        audit: ``"strict"`` raises where relevance could be lost, ``"warn"`` warns, ``"off"`` does neither.
+        tta_transforms: What ``aug_smooth`` averages over, of ttach; by default mirrored, and three brightnesses.
+        others: Arguments of pytorch-grad-cam's classes: each is an error that says what to use instead.
+
+    Attributes:
+        explanation: The last `hilrp.Explanation`: its signed map, its ledger, its notes.
+        outputs: What the model returned.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
+        >>> with HiLRPCAM(model) as cam:
+        ...     grayscale = cam(input_tensor=torch.randn(2, 3, 8, 8), targets=None)
+        >>> grayscale.shape, str(grayscale.dtype), float(grayscale.max())
+        ((2, 8, 8), 'float32', 1.0)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target_layers: Sequence[nn.Module] | None = None,
+        reshape_transform: Callable[[Tensor], Tensor] | None = None,
+        *,
+        rules: str | Rules = DEFAULT_RULES,
+        reference: Any = None,
+        passes: int = 1,
+        audit: Audit = "strict",
+        tta_transforms: Any = None,
+        **others: Any,
+    ) -> None:
+        for name in others:
+            raise InputError(
+                f"{name}= is no argument of HiLRPCAM: "
+                f"{_OTHERS.get(name, 'it takes model, target_layers, reshape_transform, tta_transforms')}."
+            )
+        self.model = evaluated(model)
+        if isinstance(target_layers, nn.Module) and not isinstance(target_layers, nn.ModuleList):
+            raise InputError("target_layers is a module: give a list, target_layers=[model.layer4[-1]], or None.")
+        self.target_layers = None if target_layers is None else list(target_layers)
+        if self.target_layers == []:
+            raise InputError("target_layers is empty: give modules, or None for the relevance of pixels.")
+        if reshape_transform is not None and self.target_layers is None:
+            raise InputError("reshape_transform is for what layers have. Leave it out, or give target_layers=.")
+        self.reshape_transform, self.tta_transforms = reshape_transform, tta_transforms
+        explained = _as_explained(unwrap(self.model))
+        self._paths = layer_paths(explained, self.target_layers or [], "target_layers")
+        self._explainer = Explainer(explained, rules, reference, audit, None, keep=self._paths)
+        self._passes = passes
+        self.explanation: Explanation | None = None
+        self.outputs: Any = None
+
+    def __call__(
+        self,
+        input_tensor: Tensor,
+        targets: Sequence[Callable[[Any], Tensor]] | None = None,
+        aug_smooth: bool = False,
+        eigen_smooth: bool = False,
+    ) -> np.ndarray[Any, Any]:
+        """A map of each picture, ``[B,H,W]`` in float32: what speaks for the target, over the most that any pixel does.
+
+        Args:
+            input_tensor: The pictures, preprocessed as the model expects.
+            targets: One of pytorch-grad-cam's targets for each picture, or any function of its output; the predicted
+                classes, if it is None.
+            aug_smooth: Take the mean over changed pictures (`tta_transforms`), each explained and changed back.
+            eigen_smooth: Not available.
+        """
+        if eigen_smooth:
+            raise InputError(
+                "eigen_smooth=True replaces a map by the first principal component of a layer's channels, which is no "
+                "share of the output. Leave it out; for a steadier map use HiLRPCAM(..., passes=8), or aug_smooth=True."
+            )
+        x = self._checked(input_tensor)
+        target = self._target(targets, len(x))
+        if not aug_smooth:
+            return self._map(x, target)
+        if target is None:
+            with torch.no_grad():
+                target = logits_of(self.model(x.clone())).argmax(-1)
+        return self._smoothed_by_augmentation(x, target)
+
+    def __enter__(self) -> HiLRPCAM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Does nothing: no hooks were left on the model."""
+
+    def _checked(self, input_tensor: Any) -> Tensor:
+        if not isinstance(input_tensor, Tensor) or input_tensor.ndim not in (4, 5):
+            what = tuple(input_tensor.shape) if isinstance(input_tensor, Tensor) else type(input_tensor).__name__
+            raise InputError(
+                f"input_tensor is {what}: give pictures [B,C,H,W], or volumes [B,C,D,H,W]; of one add an axis, "
+                "input_tensor[None]."
+            )
+        return input_tensor.detach().to(place_of(self.model).device)
+
+    @staticmethod
+    def _target(targets: Any, batch: int) -> Target:
+        """What hilrp is asked: classes, where all targets are classes, and else a function of the output."""
+        if targets is None:
+            return None
+        if not isinstance(targets, (list, tuple)):
+            raise TargetError(
+                f"targets is a {type(targets).__name__}: give a list with one target for each picture, "
+                "[ClassifierOutputTarget(281)]."
+            )
+        if len(targets) != batch:
+            raise TargetError(f"targets has {len(targets)} entries for {batch} pictures: give one for each.")
+        wrong = next((each for each in targets if not callable(each)), None)
+        if wrong is not None:
+            raise TargetError(f"targets holds {wrong!r}: give ClassifierOutputTarget({wrong!r}), or another function.")
+        classes = [each.category for each in targets if _is_theirs(each, "ClassifierOutputTarget")]
+        if len(classes) == batch:
+            return torch.as_tensor(classes)
+
+        asked = [_in_known_operations(target) for target in targets]
+
+        def score(output: Any) -> Tensor:
+            found = [ask(own) for ask, own in zip(asked, _of_samples(output, batch), strict=True)]
+            for target, value in zip(targets, found, strict=True):
+                if not isinstance(value, Tensor) or value.numel() != 1:
+                    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                    raise TargetError(f"targets: {target!r} returned {shape} for a picture: let it return one number.")
+            return torch.stack([value.reshape(()) for value in found])
+
+        return score
+
+    def _map(self, x: Tensor, target: Target) -> np.ndarray[Any, Any]:
+        found = self._explainer.explain(x, target, passes=self._passes)
+        self.explanation, self.outputs = found, found.output
+        if self.target_layers is None:
+            whole = found.relevance.sum(1)
+            one = smoothed(whole) if whole.ndim == 3 else whole
+        else:
+            one = torch.stack([_from_0_to_1(self._of_layer(path, found, x)) for path in self._paths]).mean(0)
+        return _from_0_to_1(one).cpu().numpy()
+
+    def _of_layer(self, path: str, found: Explanation, x: Tensor) -> Tensor:
+        """A layer's relevance, summed over channels, at the size of the input."""
+        at_it = at_layer(path, found)
+        relevance: Tensor = at_it[0] if isinstance(at_it, tuple) else at_it
+        features: Tensor | None = None
+        if self.reshape_transform is not None:
+            features = self.reshape_transform(relevance)
+        elif x.ndim == relevance.ndim == 4 and channels_last(relevance.shape, x.shape[2:]) is None:
+            raise InputError(
+                f"target_layers: `{path}` has {tuple(relevance.shape)}, and whether its channels come first or last "
+                "can't be told from that. Give reshape_transform=: lambda t: t if they come first, "
+                "lambda t: t.permute(0, 3, 1, 2) if last."
+            )
+        elif found.layer_rows.get(path) != 1:
+            features = None  # its first axis is that of other things
+        elif x.ndim == 4 and relevance.ndim in (3, 4) and len(relevance) == len(x):
+            features = to_features(relevance, x.shape[2:])
+        elif relevance.ndim == x.ndim:
+            features = relevance
+        if features is None or features.ndim != x.ndim or len(features) != len(x):
+            raise InputError(
+                f"target_layers: `{path}` has {tuple(relevance.shape)}, which is no map of places. Give another layer, "
+                "reshape_transform= from that to [B,C,h,w], or no layers at all."
+            )
+        mode = "bilinear" if x.ndim == 4 else "trilinear"
+        return F.interpolate(features.sum(1, keepdim=True), x.shape[2:], mode=mode, align_corners=False)[:, 0]
+
+    def _smoothed_by_augmentation(self, x: Tensor, target: Target) -> np.ndarray[Any, Any]:
+        ttach = peer("ttach")
+        changes = self.tta_transforms or ttach.Compose([ttach.HorizontalFlip(), ttach.Multiply(factors=[0.9, 1, 1.1])])
+        maps = []
+        for change in changes:
+            found = torch.from_numpy(self._map(change.augment_image(x), target))
+            maps.append(change.deaugment_mask(found.unsqueeze(1))[:, 0].numpy())
+        mean: np.ndarray[Any, Any] = np.mean(np.stack(maps), axis=0)
+        return mean
+
+
+def _from_0_to_1(maps: Tensor) -> Tensor:
+    """What speaks for the target, over its maximum in each picture; zeros where nothing does."""
+    positive = maps.detach().float().clamp(min=0)
+    most = positive.flatten(1).amax(1).reshape(-1, *[1] * (maps.ndim - 1))
+    return torch.where(most > 0, positive / most.clamp(min=torch.finfo(torch.float32).tiny), 0)
+
+
+def _is_theirs(target: Any, name: str) -> bool:
+    """Whether a target is pytorch-grad-cam's of that name: another's may compute anything."""
+    kind = type(target)
+    return kind.__name__ == name and kind.__module__.startswith("pytorch_grad_cam")
+
+
+def _in_known_operations(target: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """A target; ``ClassifierOutputReST`` as the same number without a loss, of which there is no relevance."""
+    if not _is_theirs(target, "ClassifierOutputReST"):
+        return target
+    category = target.category  # type: ignore[attr-defined]
+    return lambda scores: scores[category] + scores.log_softmax(-1)[category]
+
+
+def _of_samples(output: Any, batch: int) -> Sequence[Any]:
+    """A model's output for each sample, as targets take it: its scores, or an object of a list of objects."""
+    if isinstance(output, (list, tuple)) and len(output) == batch and not isinstance(output[0], Tensor):
+        return output
+    return list(logits_of(output).unbind(0))
+
+
+def _as_explained(model: nn.Module) -> nn.Module:
+    """The model, or what can be explained in its place."""
+    if not type(model).__module__.startswith("torchvision.models.detection"):
+        return model
+    from hilrp.compat.detections import Detections
+
+    return Detections(model)

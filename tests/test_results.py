@@ -1,0 +1,132 @@
+"""Tables of the documents are made of committed figures: a number that isn't in the data is noticed."""
+
+from __future__ import annotations
+
+import csv
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.paths import ROOT
+
+RESULTS = ROOT / "docs" / "results"
+#: What the columns of the README's table are called in passes.csv.
+COLUMNS = {
+    "Shapley agreement": "Shapley agreement, four removals (Voronoi)",
+    "flip": "flip",
+    "calibration": "calibration (Voronoi)",
+    "pointing": "pointing",
+}
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "result_tables.py"))
+
+
+def test_tables_are_what_the_figures_give(tables):
+    marked = 0
+    for path in tables["DOCUMENTS"]:
+        text = path.read_text()
+        marked += text.count("<!-- table: ")
+        assert tables["with_tables"](text) == text, f"{path}: run scripts/result_tables.py"
+    assert marked >= 3
+
+
+@pytest.mark.parametrize("broken", [("<!-- end -->", "<!-- and -->"), ("-->\n| claim", "->\n| claim")])
+def test_a_table_whose_marks_are_broken_is_an_error(tables, broken):
+    text = (RESULTS / "README.md").read_text()
+    assert tables["with_tables"](text)
+    with pytest.raises(ValueError, match="tables begin and"):
+        tables["with_tables"](text.replace(*broken, 1))
+
+
+def test_every_template_is_in_a_document(tables):
+    named = {name for path in tables["DOCUMENTS"] for name in re.findall(r"<!-- table: ([\w-]+) -->", path.read_text())}
+    assert named == {path.stem for path in (RESULTS / "tables").glob("*.txt")}
+
+
+def test_a_number_that_is_not_in_the_data_fails(tables, tmp_path):
+    """One digit changed in a document, and in the data behind it."""
+    text = (RESULTS / "README.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| HiLRP, secant | **0.96**"))
+    assert tables["with_tables"](text.replace(row, row.replace("0.96", "0.97"))) == text
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "result_tables.py", tmp_path / "scripts")
+    shutil.copytree(RESULTS, tmp_path / "docs" / "results")
+    for path in tables["DOCUMENTS"]:
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    assert check(tmp_path).returncode == 0
+    scenes = tmp_path / "docs" / "results" / "scenes.md"
+    scenes.write_text(scenes.read_text().replace("**0.96 ± 0.05**", "**0.95 ± 0.05**", 1))
+    failed = check(tmp_path)
+    assert failed.returncode == 1
+    assert "README.md: a table is not what the figures give" in failed.stderr
+
+
+def check(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "scripts" / "result_tables.py"), "--check"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "masks|pointing|HiLRP|swin",
+        "masks|pointing|Grad-CAM|nothing",
+        "boxes|pointing|Attention Rollout|all",
+        "masks.csv.gz|pointing|hilrp|swin",
+        "masks.csv.gz|pointing|nothing|*",
+        "passes.csv|photographs|nothing|flip",
+        "passes.csv|photographs/deit_tiny_patch16_224 nothing|secant|flip",
+        "nowhere.csv.gz|pointing|hilrp|*",
+    ],
+)
+def test_a_figure_that_is_not_there_is_an_error(tables, query):
+    with pytest.raises(LookupError, match="no such figure in the data"):
+        tables["look_up"](query)
+
+
+def test_means_are_of_all_images(tables):
+    import gzip
+
+    with gzip.open(RESULTS / "figures" / "masks.csv.gz", "rt") as file:
+        wanted = ("pointing", "hilrp", "tiny_vit_5m_224")
+        rows = [row for row in csv.DictReader(file) if (row["figure"], row["method"], row["model"]) == wanted]
+    assert len(rows) == 199  # of 200: of one the object is cropped away
+    mean = sum(float(row["value"]) for row in rows) / len(rows)
+    assert tables["look_up"]("masks.csv.gz|pointing|hilrp|tiny_vit_5m_224|mean:3") == f"{mean:.3f}"
+
+
+def test_the_readme_has_the_figures_of_passes(tables):
+    """The README's table is not marked, since it is shown where marks would be seen; its rows are looked up."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (start,) = (i for i, line in enumerate(lines) if line.startswith("| | passes | Shapley agreement"))
+    header = [cell.strip() for cell in lines[start].strip("|").split("|")]
+    method, seen = "", 0
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip().replace("*", "") for cell in line.strip("|").split("|")]
+        named = re.search(r"`(\w+)`", cells[0])
+        method = named[1] if named else cells[0].lower() or method
+        passes = int(cells[1])
+        name = f"{method}:passes={passes}" if method == "secant" and passes > 1 else method
+        for column, cell in zip(header[2:], cells[2:], strict=True):
+            with (RESULTS / "passes.csv").open() as file:
+                values = [
+                    float(row[COLUMNS[column]])
+                    for row in csv.DictReader(file)
+                    if (row["source"], row["method"]) == ("photographs", name)
+                ]
+            assert len(values) == 3, (name, column)
+            digits = len(cell.partition(".")[2])
+            assert abs(sum(values) / 3 - float(cell)) <= 0.5001 * 10**-digits, (name, column, cell)
+            seen += 1
+    assert seen >= 20
