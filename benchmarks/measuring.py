@@ -40,17 +40,27 @@ def plain_pass(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     return run
 
 
+#: Secant rules relative to each picture's own mean colour, and along chains: name -> number of passes.
+EACH = {"secant-each": 1, "secant-8": 8}
+
+
 def explainer(
     model: nn.Module, rules: str | hilrp.Rules, compile: bool = False, recompute: str | None = None
 ) -> hilrp.Explainer:
-    """An explainer that does nothing but explain: no audit, no maps of stages. Secant rules are relative to grey."""
-    reference = 0.0 if hilrp.Rules.named(rules).constants == "reference" else None
+    """An explainer that does nothing but explain: no audit, no maps of stages.
+
+    Secant rules are relative to grey, which all pictures share, or (`EACH`) to each picture's own mean.
+    """
+    reference: float | str | None = "mean" if rules in EACH else None
+    rules = "secant" if rules in EACH else rules
+    if reference is None and hilrp.Rules.named(rules).constants == "reference":
+        reference = 0.0
     return hilrp.Explainer(model, rules, reference, audit="off", stages=None, compile=compile, recompute=recompute)
 
 
 def recording_of(made: hilrp.Explainer) -> str:
     """Whether an explainer replays a recording: ``"yes"``, ``"no"``, or why there is none."""
-    recorder = made._recorder
+    recorder = made._runner.recorder
     if recorder is None:
         return "no"
     return recorder.failure or ("yes" if recorder._recordings else "no")

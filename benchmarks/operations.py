@@ -36,7 +36,7 @@ def main() -> None:
     for name in options.models:
         torch.manual_seed(0)
         model, x = timm.create_model(name).eval(), torch.randn(options.batch, 3, 224, 224)
-        explainer = hilrp.Explainer(model, audit="off", stages=None)
+        explainer = hilrp.Explainer(model, "hilrp", audit="off", stages=None)
         explainer.explain(x, 0)  # what is made once and kept is not counted
         gamma = counted(explainer, x)
         secant = hilrp.Explainer(model, "secant", 0.0, audit="off", stages=None)

@@ -8,7 +8,8 @@ code does), on a GPU also that of the same pass captured as a CUDA graph, and fo
 the plain pass's, with the smallest and largest over the repeats, and the ratio of peak memory. With ``--compile``
 explanations are recorded as CUDA graphs, and a second ratio is to the plain pass as a graph; memory is that without a
 recording, whose pool hides it. On a CPU memory is what torch's kernels allocate and nobody has let go of. ``secant`` is
-relative to a plain grey. Nothing is audited, and no maps of stages are made.
+relative to a plain grey, which all pictures share, ``secant-each`` to each picture's own mean colour, and ``secant-8``
+the same in eight passes. Nothing is audited, and no maps of stages are made.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import timm
 import torch
 from measuring import (
     CALLS_TO_RECORD,
+    EACH,
     Run,
     add_options,
     attempt,
@@ -62,14 +64,15 @@ def prepared(model: nn.Module, x: Tensor, rules: str, options: argparse.Namespac
     """An explanation that is ready to be timed, its peak memory, and whether it was recorded."""
     recompute = "auto" if options.recompute else None
     made = explainer(model, rules, recompute=recompute)
-    run = partial(made.explain, x)
+    passes = EACH.get(rules, 1)
+    run = partial(made.explain, x, passes=passes)
     for _ in range(2):  # a second pass knows how many layers there are
         run()
     memory = peak(run, options.device)
     if options.compile:
         made = explainer(model, rules, True, recompute)
-        run = partial(made.explain, x)
-        for _ in range(CALLS_TO_RECORD):
+        run = partial(made.explain, x, passes=passes)
+        for _ in range(CALLS_TO_RECORD + 1):
             run()
     return run, memory, recording_of(made)
 
@@ -138,7 +141,8 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, nargs="+", default=[4], help="pictures at once, one or several numbers; default: 4"
     )
-    parser.add_argument("--rules", nargs="+", default=["epsilon", "hilrp"], help="default: epsilon hilrp; also secant")
+    rules = "default: epsilon hilrp; also secant, secant-each, secant-8"
+    parser.add_argument("--rules", nargs="+", default=["epsilon", "hilrp"], help=rules)
     parser.add_argument("--compile", action="store_true", help="record explanations as CUDA graphs")
     parser.add_argument("--recompute", action="store_true", help="let blocks run again in the backward pass")
     add_options(parser, repeats=5)

@@ -25,13 +25,9 @@ from hilrp.attribution.references import Blurred
 from hilrp.jobs.bench.data import Inputs, find, inputs_for
 from hilrp.jobs.bench.metrics import localisation
 from hilrp.jobs.bench.metrics.faithfulness import flip_areas
+from hilrp.jobs.bench.suites import PUBLISHED
 from hilrp.models.libraries.loaded import Loaded
 
-MODELS = {
-    "timm/deit_tiny_patch16_224": "deit_tiny_patch16_224",
-    "timm/tiny_vit_5m_224.dist_in22k_ft_in1k": "tiny_vit_5m_224",
-    "timm/mobilenetv2_100": "mobilenetv2_100",
-}
 SECANT = Rules.named("secant")
 SETTINGS: dict[str, tuple[Rules, object]] = {
     "constants absorb, gamma 0.25": (Rules(), None),
@@ -105,7 +101,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     samples = find(str(options.shared / "images" / options.images))[options.half :: 2][: options.count]
-    for name, file in MODELS.items():
+    for name, file in PUBLISHED.items():
         loaded = hilrp.load(name, options.shared / "checkpoints" / f"{file}.safetensors", device=options.device)
         inputs = inputs_for(loaded, samples)
         for setting, (rules, reference) in SETTINGS.items():

@@ -57,7 +57,7 @@ def opened() -> Iterator[Any]:
 @contextmanager
 def served(env: Mapping[str, str] | None = None) -> Iterator[str]:
     """``hilrp serve``, run as a user does; its address."""
-    command = [sys.executable, "-m", "hilrp", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "hilrp", "serve", "--model", "zoo/swin", "--port", "0"]
     own = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(env or {})
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own) as process:
         said = []

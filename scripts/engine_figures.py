@@ -81,6 +81,7 @@ ROOMS = {
     "attribution": (830, "one explanation"),
     "models": (330, "model, weights, pictures"),
     "hilrp": (330, "the door: what users import"),
+    "compat": (930, "drop-ins for scripts"),
     "verify": (640, "the theory in float64"),
     "jobs": (330, "long work that goes on"),
     "pages": (330, "pages that are single files"),
@@ -187,13 +188,13 @@ def house() -> None:
         "Arrows that follow from others\nare left out.",
         **style,
     )
-    box(axis, left + 11, y + 141, 22, 22, "#fff4e8", BILINEAR, lw=1.5)
-    write(axis, left + 32, y + 130, "Rooms that one call of\nhilrp.explain walks through.", **style)
-    box(axis, left + 11, y + 220, 22, 22, "#fbe9d7", BILINEAR, lw=1.2, ls="--")
+    box(axis, left + 11, y + 117, 22, 22, "#fff4e8", BILINEAR, lw=1.5)
+    write(axis, left + 32, y + 106, "Rooms that one call of\nhilrp.explain walks through.", **style)
+    box(axis, left + 11, y + 173, 22, 22, "#fbe9d7", BILINEAR, lw=1.2, ls="--")
     write(
         axis,
         left + 32,
-        y + 209,
+        y + 162,
         "The method. Its core imports\nneither secant/ nor fast/:\nthese enter their forms\ninto the core.",
         **style,
     )

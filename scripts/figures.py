@@ -1,6 +1,7 @@
 """Draws the pictures of the README and of docs/.
 
     docs/scenes.png       scenes with the outlines of their objects
+    docs/overlay.webp     the scene that "Getting started" explains, and its overlay
     docs/demo.jpg         the page of `hilrp demo`, as Chromium shows it (skipped where there is none)
     docs/photographs.png  eight photographs explained with two real checkpoints
 
@@ -20,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 
 import hilrp
-from hilrp.attribution.plotting import as_text, overlay
+from hilrp.attribution.plotting import as_text, blend
 from hilrp.models.images import read
 from hilrp.models.picture_files import opened
 from hilrp.scenes import Scenes
@@ -48,6 +50,18 @@ def scenes() -> None:
     drawing.savefig(DOCS / "scenes.png", dpi=75)
 
 
+def overlay() -> None:
+    """What the example of docs/getting-started.md draws, beside what the model sees."""
+    scene = Scenes(seed=31)[1]
+    loaded = hilrp.load("zoo/maxvit")
+    picture = Image.fromarray(scene.image)
+    drawn = hilrp.explain(loaded.model, loaded.batch([picture])).overlay(0, loaded)
+    both = Image.new("RGB", (2 * drawn.width + 16, drawn.height), "white")
+    both.paste(picture.resize(drawn.size), (0, 0))
+    both.paste(drawn, (drawn.width + 16, 0))
+    both.save(DOCS / "overlay.webp", quality=85)
+
+
 def demo() -> None:
     """The upper part of the demonstration's page."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
@@ -58,7 +72,7 @@ def demo() -> None:
         page, shot = Path(folder) / "index.html", Path(folder) / "shot.png"
         subprocess.run([sys.executable, "-m", "hilrp", "demo", "-o", folder], check=True)
         subprocess.run(
-            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1480,1960",
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1960",
              f"--user-data-dir={folder}/profile", f"--screenshot={shot}", page.as_uri()],
             check=True, capture_output=True,
         )  # fmt: skip
@@ -78,11 +92,10 @@ def photographs() -> None:
         for i, axis in enumerate(axes[row]):
             picture = loaded.preprocess.picture(found.input[i]).permute(1, 2, 0).numpy()
             axes[0, i].imshow(picture)
-            overlay(axis, picture, found.map[i].numpy())
+            axis.imshow(blend(picture, found.map[i].numpy()))
             label = loaded.named(int(found.target[i])).split(",")[0]
-            axis.set_title(
-                f"{as_text(label)}\n{float(found.score[i]):.1f}, pixels {float(found.ledger.share[i]):.2f}", fontsize=9
-            )
+            score, higher = float(found.score[i]), float(found.ledger.explained[i])
+            axis.set_title(f"{as_text(label)}\n{score:.1f}, {higher:.1f} higher", fontsize=9)
         axes[row, 0].text(-0.12, 0.5, title, transform=axes[row, 0].transAxes, rotation=90, va="center", fontsize=12)
         print(f"{title}: largest residual {float(found.ledger.residual.max()):.1e}, ", end="")
         print(f"pixels' share {np.round(found.ledger.share.numpy(), 3).tolist()}")
@@ -93,6 +106,7 @@ def photographs() -> None:
 
 if __name__ == "__main__":
     scenes()
+    overlay()
     demo()
     if SHARED.exists():
         photographs()

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 import hilrp
-from hilrp.attribution.plotting import as_text, overlay
+from hilrp.attribution.plotting import as_text, blend
 from hilrp.attribution.texts import ImageText, ImageTower, similarity
 from hilrp.jobs.bench.views import METHODS, OBJECTIVES, encoder
 from hilrp.models.images import read
@@ -80,7 +80,7 @@ def _draw(axis: Any, panel: Panel) -> None:
     if panel.relevance is None:
         axis.imshow(panel.picture)
     else:
-        overlay(axis, panel.picture, panel.relevance.numpy())
+        axis.imshow(blend(panel.picture, panel.relevance.numpy()))
     if panel.mask is not None:
         axis.contour(panel.mask, levels=[0.5], colors="black", linewidths=0.9)
     if panel.box is not None:
@@ -118,9 +118,7 @@ def classes() -> None:
             f"{CLASSES[a]}\nrather than {CLASSES[b]}": Contrast(a, b),
         }
         panels = [Panel(title, picture, hilrp.explain(loaded.model, x, t).map[0]) for title, t in targets.items()]
-        found = hilrp.explain(
-            loaded.model, x, anything, "secant"
-        )  # a logsumexp has a form relative to a reference alone
+        found = hilrp.explain(loaded.model, x, anything)
         rows.append(
             [
                 Panel("", picture),
@@ -179,7 +177,7 @@ def captions() -> None:
         found = hilrp.explain(tower, x, Cosine(embedded(towers, [nothing])))
         panels.append(Panel(f"{nothing}\n{float(found.score):.2f}", picture, found.map[0]))
         pair = ImageText(towers, tokenise(scene.things[0].caption)).eval()
-        both = hilrp.explain(pair, pair.inputs(x), similarity, stages=None)
+        both = hilrp.explain(pair, pair.inputs(x), similarity, "hilrp", stages=None)
         rows.append(panels)
         names = pieces(scene.things[0].caption)
         words.append((names, both.relevance[1][0, : len(names)]))

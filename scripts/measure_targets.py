@@ -27,6 +27,7 @@ from hilrp.jobs.bench.methods import find
 from hilrp.jobs.bench.metrics import localisation
 from hilrp.jobs.bench.report import Row, Shown, as_table
 from hilrp.jobs.bench.summary import estimate
+from hilrp.method.rules import DEFAULT_RULES
 from hilrp.scenes import CLASSES, Scene, Scenes, Thing
 from hilrp.scenes.objects import COLOURS
 from hilrp.targets import Cosine, Detection, Region, settled
@@ -37,6 +38,8 @@ from hilrp.zoo.towers import tokenise
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 31
 METHODS = {"hilrp": "HiLRP", "secant": "HiLRP, secant", "saliency": "Saliency", "input-x-gradient": "Input x Gradient"}
+#: What is used by default; other questions and random weights are measured with it alone.
+OURS = METHODS[DEFAULT_RULES]
 CONTROLS = {"centre-gaussian": "centre Gaussian", "uniform": "uniform"}
 FIGURES = {
     "pointing": localisation.pointing,
@@ -108,7 +111,7 @@ def rows(
     torch.manual_seed(0)
     blank = OTHERS[name].make().eval()
     blank = ImageTower(blank) if isinstance(model, ImageTower) else blank
-    yield "HiLRP, random weights", measure(blank, loaded.batch, objects, target, "hilrp")
+    yield f"{OURS}, random weights", measure(blank, loaded.batch, objects, target, DEFAULT_RULES)
 
 
 # Captions
@@ -156,10 +159,11 @@ def captions(objects: list[SceneObject]) -> list[str]:
 
     def all_rows() -> Iterator[tuple[str, Tensor]]:
         yield from rows("towers", model, loaded, objects, own)
-        yield "HiLRP, caption of another object in the picture", measure(model, loaded.batch, several, other, "hilrp")
+        title = f"{OURS}, caption of another object in the picture"
+        yield title, measure(model, loaded.batch, several, other, DEFAULT_RULES)
         yield (
-            "HiLRP, caption of what is not there, of another colour and shape",
-            measure(model, loaded.batch, objects, nothing, "hilrp"),
+            f"{OURS}, caption of what is not there, of another colour and shape",
+            measure(model, loaded.batch, objects, nothing, DEFAULT_RULES),
         )
 
     said = table(all_rows())
@@ -192,7 +196,7 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[SceneObject]) -
         x = loaded.batch([Image.fromarray(one.scene.image) for one in part])
         ids = torch.stack([tokenise(one.thing.caption) for one in part])
         pair = ImageText(towers, ids).eval()
-        found = hilrp.explain(pair, pair.inputs(x), similarity, stages=None)
+        found = hilrp.explain(pair, pair.inputs(x), similarity, "hilrp", stages=None)
         shares.append(found.relevance[1][:, :4] / found.score[:, None])
         with torch.no_grad():
             for j in range(4):
@@ -203,8 +207,8 @@ def words(towers: nn.Module, loaded: hilrp.Loaded, objects: list[SceneObject]) -
     agree = [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(share.numpy(), drop.numpy(), strict=True)]
     lines = [
         paragraph(
-            "The words' half, of captions that name a texture (medians): the share of the cosine that each word has, "
-            "and how much the cosine falls without it."
+            "The words' half without a reference, of captions that name a texture (medians): the share of the cosine "
+            "that each word has, and how much the cosine falls without it."
         ),
         "",
     ]
@@ -267,7 +271,7 @@ def detections(objects: list[SceneObject]) -> list[str]:
     def all_rows() -> Iterator[tuple[str, Tensor]]:
         yield from rows("detector", loaded.model, loaded, told, target)
         for which in ("left", "top", "right", "bottom"):
-            yield f"HiLRP, the box's {which}", measure(loaded.model, loaded.batch, told, side(which), "hilrp")
+            yield f"{OURS}, the box's {which}", measure(loaded.model, loaded.batch, told, side(which), DEFAULT_RULES)
 
     return [
         paragraph(

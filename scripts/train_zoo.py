@@ -1,7 +1,8 @@
-"""Trains the zoo: every architecture of `hilrp.zoo` on scenes, seeded, on one GPU, minutes each.
+"""Trains the zoo: every architecture of `hilrp.zoo` on scenes or on photographs, seeded, on one GPU, minutes each.
 
-    python scripts/train_zoo.py                 # all of them
+    python scripts/train_zoo.py                 # all of them, on scenes
     python scripts/train_zoo.py swin pvt_v2     # these only
+    python scripts/train_zoo.py --photos FOLDER --teacher tiny_vit_5m_224.safetensors    # see photo_zoo.py
 
 Writes float16 weights and a card for each into src/hilrp/zoo/weights. Such small models wait for kernels to be launched
 rather than for arithmetic, so each training step is captured once as a CUDA graph and replayed, and several models are
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from torch.nn import functional as F
 
 from hilrp.scenes import CLASSES, Scenes
 from hilrp.zoo.accuracy import mean_average_precision
-from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, SIZE
+from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, SIZE, Architecture
 
 WEIGHTS = Path(__file__).parent.parent / "src/hilrp/zoo/weights"
 #: The seeds of the scenes to train on and of those held out; the documentation of `Scenes` asks users to leave them
@@ -140,10 +141,11 @@ def captured(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):  # libraries keep memory for each stream: none of another graph's
         loss = step()
 
-    def replay() -> Tensor:
+    def replay(written: object = step) -> Tensor:
+        """Runs the graph; what it writes to, the optimiser's state too, has to live as long."""
         graph.replay()
         return loss
 
@@ -155,7 +157,13 @@ def schedule(rate: float, done: float) -> float:
     return rate * min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * max(0.0, done - 0.1) / 0.9))
 
 
-def stepper(model: nn.Module, recipe: Recipe, device: str) -> Callable[[Tensor, Tensor, float], Tensor]:
+def stepper(
+    model: nn.Module,
+    recipe: Recipe,
+    device: str,
+    loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor] = loss_of,
+    classes: int = len(CLASSES),
+) -> Callable[[Tensor, Tensor, float], Tensor]:
     """A function that does one training step, captured as a graph on a GPU."""
     rate = torch.zeros((), device=device)
     parts = [[p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)]
@@ -164,7 +172,7 @@ def stepper(model: nn.Module, recipe: Recipe, device: str) -> Callable[[Tensor, 
         lr=rate, weight_decay=recipe.decay, betas=(0.9, 0.98), capturable=device != "cpu",
     )  # fmt: skip
     images = torch.zeros(recipe.batch, 3, SIZE, SIZE, dtype=torch.uint8, device=device)
-    labels = torch.zeros(recipe.batch, len(CLASSES), device=device)
+    labels = torch.zeros(recipe.batch, classes, device=device)
 
     def step() -> Tensor:
         optimiser.zero_grad()
@@ -195,8 +203,6 @@ def train(
     change: Callable[[Tensor, Tensor, torch.Generator], Tensor] = lambda images, *_: images,
 ) -> dict[str, Any]:
     """Trains one model, on images that are changed last of all; returns its card, with the weights as bytes."""
-    from safetensors.torch import save
-
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     started = time.perf_counter()
@@ -212,17 +218,34 @@ def train(
         loss = step(change(images, labels, batches.chance), labels, schedule(recipe.rate, done))
         if i % 500 == 499:
             print(f"{name}: step {i + 1}, loss {float(loss):.4f}, {time.perf_counter() - started:.0f} s", flush=True)
-    weights = {k: v.detach().cpu() for k, v in model.state_dict().items()}
-    half = {k: (v.half() if v.is_floating_point() else v).contiguous() for k, v in weights.items()}
-    shipped = architecture.make().to(device).eval()
+    return card_of(
+        name, architecture, model.state_dict(), recipe, seed, started,
+        lambda shipped: {"mean_average_precision": round(precision(shipped.to(device), folder, device), 4)},
+    )  # fmt: skip
+
+
+def card_of(
+    name: str,
+    architecture: Architecture,
+    weights: dict[str, Tensor],
+    recipe: Recipe,
+    seed: int,
+    started: float,
+    measure: Callable[[nn.Module], dict[str, float]],
+) -> dict[str, Any]:
+    """The card of a trained model, with its weights as bytes; what is measured is the model as it is shipped."""
+    from safetensors.torch import save
+
+    half = {k: (v.half() if v.is_floating_point() else v).cpu().contiguous() for k, v in weights.items()}
+    shipped = architecture.make().eval()
     shipped.load_state_dict(half)
     data = save(half)
     return {
         "name": name,
         "architecture": architecture.title,
-        "class": f"{type(model).__module__}.{type(model).__name__}",
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "mean_average_precision": round(precision(shipped, folder, device), 4),
+        "class": f"{type(shipped).__module__}.{type(shipped).__name__}",
+        "parameters": sum(p.numel() for p in shipped.parameters()),
+        **measure(shipped),
         "seed": seed,
         "steps": recipe.steps,
         "batch": recipe.batch,
@@ -253,10 +276,15 @@ def keep(futures: dict[Future[dict[str, Any]], str], folder: Path) -> int:
             print(f"{futures[future]} failed: {type(error).__name__}: {error}", flush=True)
             failed += 1
             continue
-        (folder / f"{card['name']}.safetensors").write_bytes(card.pop("weights"))
-        (folder / f"{card['name']}.json").write_text(json.dumps(card, indent=1) + "\n")
-        print(f"{card['name']} after {card['seconds']} s: {card}", flush=True)
+        write(card, folder)
     return failed
+
+
+def write(card: dict[str, Any], folder: Path) -> None:
+    """Writes the weights and the card of a model."""
+    (folder / f"{card['name']}.safetensors").write_bytes(card.pop("weights"))
+    (folder / f"{card['name']}.json").write_text(json.dumps(card, indent=1) + "\n")
+    print(f"{card['name']} after {card['seconds']} s: {card}", flush=True)
 
 
 def main() -> int:
@@ -269,11 +297,30 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=float, default=1.0, help="multiplies the number of steps")
     parser.add_argument("--scenes", type=int, default=80_000, help="how many to train on")
+    parser.add_argument("--photos", type=Path, help="train on the photographs of this folder (train.npz) instead")
+    parser.add_argument("--teacher", type=Path, help="weights of TinyViT-5M, which photographs are learned from")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="so many for training on photographs at most"
+    )
+    parser.add_argument("--limit", type=int, default=0, help="so many photographs at most; default: all")
     chosen = parser.parse_args()
     unknown = set(chosen.names) - set(ARCHITECTURES)
     if unknown:
         parser.error(f"no such architecture: {', '.join(unknown)}; known are {', '.join(ARCHITECTURES)}")
+    if (chosen.photos is None) != (chosen.teacher is None):
+        parser.error("--photos and --teacher go together")
     chosen.output.mkdir(parents=True, exist_ok=True)
+    names = chosen.names or list(ARCHITECTURES)
+    if chosen.photos is not None:
+        import photo_zoo
+
+        options = {"views": 2, "limit": chosen.limit} if chosen.limit else {}
+        file = chosen.photos / "train.npz"
+        photos = photo_zoo.Photos.draw(file, chosen.teacher, chosen.device, chosen.seed, **options)
+        recipes = {f"{name}-photo": photo_zoo.RECIPES[f"{name}-photo"] for name in names}
+        for card in photo_zoo.train(recipes, photos, round(photo_zoo.STEPS * chosen.steps), chosen.seconds):
+            write(card, chosen.output)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         started, counts = time.perf_counter(), (chosen.scenes, chosen.scenes // 5)
         draw(f"{folder}/hard", Scenes(TRAINING, counts[0]))
@@ -283,9 +330,8 @@ def main() -> int:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(chosen.jobs, context) as pool:
             futures = {}
-            for name in chosen.names or ARCHITECTURES:
-                recipe = RECIPES[name]
-                recipe = Recipe(round(recipe.steps * chosen.steps), recipe.rate, recipe.batch, recipe.decay)
+            for name in names:
+                recipe = replace(RECIPES[name], steps=round(RECIPES[name].steps * chosen.steps))
                 futures[pool.submit(train, name, recipe, folder, counts, chosen.device, chosen.seed)] = name
             failed = keep(futures, chosen.output)
     return int(failed > 0)
