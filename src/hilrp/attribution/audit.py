@@ -16,7 +16,7 @@ from hilrp.attribution.explainer import Explainer, unwrap
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Pass, as_written, call_model
 from hilrp.method.ledger import REFERENCE, Ledger
-from hilrp.method.rules import DEFAULT_RULES, REFERENCE_IS_DEFAULT, Rules
+from hilrp.method.rules import DEFAULT_RULES, REFERENCE_IS_DEFAULT, AnyRules
 from hilrp.targets import Target
 from hilrp.util.errors import HilrpError
 from hilrp.util.nested import jsonable, map_tensors, tensors
@@ -123,7 +123,7 @@ class AuditReport:
 _SPLIT = "even split of "
 
 
-def audit(model: nn.Module, x: Any, target: Target = None, rules: str | Rules = DEFAULT_RULES) -> AuditReport:
+def audit(model: nn.Module, x: Any, target: Target = None, rules: AnyRules = DEFAULT_RULES) -> AuditReport:
     """Audits a model on an input: operations by primitive, unknown ones, forward difference, books.
 
     Example:

@@ -27,10 +27,11 @@ from hilrp.attribution.runner import Runner
 from hilrp.attribution.single_samples import one_by_one
 from hilrp.attribution.stages import find_kept, find_stages, of_stage
 from hilrp.engine import messages
+from hilrp.engine.module_rules import ModuleRules
 from hilrp.engine.recompute import find_recomputed
 from hilrp.engine.tape import OtherWay, Tapes
 from hilrp.method.ledger import OTHERS, Books, Ledger, Site
-from hilrp.method.rules import DEFAULT_RULES, Rules
+from hilrp.method.rules import DEFAULT_RULES, AnyRules, Rules
 from hilrp.targets import Target, score_of, settled
 from hilrp.targets.classes import Checked
 from hilrp.util.errors import AuditWarning, HilrpError, InputError, ModelError
@@ -45,7 +46,7 @@ def explain(
     model: nn.Module,
     x: Any,
     target: Target = None,
-    rules: str | Rules = DEFAULT_RULES,
+    rules: AnyRules = DEFAULT_RULES,
     reference: Any = None,
     audit: Audit = "strict",
     stages: str | Sequence[str] | None = "auto",
@@ -63,7 +64,9 @@ def explain(
         target: What to explain: ``None`` for the predicted class, a class index, one per sample, one of
             `hilrp.targets`, or a function of the model's output that returns one scalar per sample.
         rules: A preset's name or a `Rules`. The default, ``"secant"``, is relative to a reference; ``"hilrp"``, the
-            paper's preset, needs none: it decomposes the score itself, of which constants keep a share.
+            paper's preset, needs none: it decomposes the score itself, of which constants keep a share. A mapping
+            gives modules rules of their own, by path or class: ``{"blocks.0.*": Rules(gamma=0.5), "*": "hilrp"}``
+            (`Rules.named`).
         reference: What relevance is relative to: ``"neutral"``, ``"black"``, ``"grey"``, ``"white"``, ``"mean"``,
             ``"blurred"``, a number, an input like ``x``, one of `hilrp.references`, a function of a `Question` that
             returns a list of such inputs (``lambda question: [question.x * 0]``), or a list of several to average over.
@@ -132,7 +135,7 @@ class Explainer:
     def __init__(
         self,
         model: nn.Module,
-        rules: str | Rules = DEFAULT_RULES,
+        rules: AnyRules = DEFAULT_RULES,
         reference: Any = None,
         audit: Audit = "strict",
         stages: str | Sequence[str] | None = "auto",
@@ -154,8 +157,9 @@ class Explainer:
         self.model = unwrap(model)
         self.rules = Rules.named(rules)
         if reference is not None or self.rules.constants == "reference":
-            self.rules = replace(self.rules, constants="reference")
+            self.rules = self.rules.relative()
             reference = find(DEFAULT if reference is None else reference)
+        ModuleRules(self.model, self.rules).check()
         self.reference: Reference | None = reference
         self._audit, self.itemised = audit, itemised
         self.stages = find_stages(self.model, stages)

@@ -237,7 +237,7 @@ class Explanation:
             "notes": self.notes,
             "unchecked": list(self.unchecked),
             "passes": self.passes,
-            "rules": {name: getattr(self.rules, name) for name in self.rules.__dataclass_fields__},
+            "rules": self.rules.described(),
         }
 
     def overlay(

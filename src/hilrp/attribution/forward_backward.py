@@ -266,7 +266,7 @@ class Pass:
             self.books.unsplit,
             limit,
             torch.stack([flag.to(self.score.device) for flag in flags]).all(),
-            dict(self.engine.notes),
+            dict(self.engine.notes) | dict.fromkeys(map(messages.unused_rules, self.engine.module_rules.unused), 1),
             self._chosen,
             self.reference_score,
             self.reference_output,

@@ -250,7 +250,7 @@ def _job(
         check_target(options["target"], options["against"], loaded, methods)
         checksums[model] = fingerprint(loaded.model)
         del loaded
-    rules = {name: vars(Rules.named(found.rules)) for name in methods if (found := find(name)).rules is not None}
+    rules = {name: Rules.named(found.rules).described() for name in methods if (found := find(name)).rules is not None}
     device = options["device"]
     settings = options | {
         "data": data,

@@ -25,7 +25,7 @@ from hilrp.compat.asking import at_layer, layer_paths, relative_to
 from hilrp.compat.captum_forms import as_baseline, checked_arguments, checked_inputs, flat_target
 from hilrp.compat.functions import Function, as_held, held_name
 from hilrp.compat.peers import peer
-from hilrp.method.rules import Rules
+from hilrp.method.rules import AnyRules, Rules
 from hilrp.targets import logits_of
 from hilrp.util.errors import AuditWarning, InputError, ModelError, TargetError
 from hilrp.util.nested import map_tensors
@@ -76,7 +76,7 @@ class Relevance(_GradientAttribution):  # type: ignore[misc, valid-type]
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        rules: str | Rules = "secant",
+        rules: AnyRules = "secant",
         *,
         passes: int = 1,
         audit: Audit = "strict",
@@ -295,7 +295,7 @@ class LayerRelevance(Relevance, _LayerAttribution):  # type: ignore[misc, valid-
         forward_func: Callable[..., Any],
         layer: nn.Module | list[nn.Module],
         device_ids: None = None,
-        rules: str | Rules = "secant",
+        rules: AnyRules = "secant",
         **options: Any,
     ) -> None:
         if device_ids is not None:

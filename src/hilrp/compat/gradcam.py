@@ -24,7 +24,7 @@ from hilrp.attribution.marking import smoothed
 from hilrp.attribution.stages import channels_last, to_features
 from hilrp.compat.asking import at_layer, evaluated, layer_paths, place_of
 from hilrp.compat.peers import peer
-from hilrp.method.rules import DEFAULT_RULES, Rules
+from hilrp.method.rules import DEFAULT_RULES, AnyRules
 from hilrp.targets import Target, logits_of
 from hilrp.util.errors import InputError, TargetError
 
@@ -74,7 +74,7 @@ class HiLRPCAM:
         target_layers: Sequence[nn.Module] | None = None,
         reshape_transform: Callable[[Tensor], Tensor] | None = None,
         *,
-        rules: str | Rules = DEFAULT_RULES,
+        rules: AnyRules = DEFAULT_RULES,
         reference: Any = None,
         passes: int = 1,
         audit: Audit = "strict",

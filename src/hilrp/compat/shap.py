@@ -28,7 +28,7 @@ from hilrp.attribution.references import Given, Question, Reference, asked, find
 from hilrp.compat.arrays import as_tensor, channels_last, column_names, repeated
 from hilrp.compat.asking import checked_size, evaluated, place_of, plain_scores, relative_to
 from hilrp.compat.peers import peer
-from hilrp.method.rules import Rules
+from hilrp.method.rules import AnyRules
 from hilrp.util.errors import AuditWarning, BooksError, InputError
 from hilrp.util.nested import map_tensors, tensors
 
@@ -93,7 +93,7 @@ class DeepExplainer:
         session: None = None,
         learning_phase_flags: None = None,
         *,
-        rules: str | Rules = "secant",
+        rules: AnyRules = "secant",
         passes: int = 1,
         batch: int | Literal["auto"] | None = "auto",
     ) -> None:

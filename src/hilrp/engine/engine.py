@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from hilrp.engine import choices, in_place, messages, read_outs, recompute, registered, relative
 from hilrp.engine.gates import folds, note_product, output_level
+from hilrp.engine.module_rules import ModuleRules
 from hilrp.engine.module_stack import ModuleWatch
 from hilrp.engine.python_functions import opened
 from hilrp.engine.tape import Names, Tapes
@@ -77,19 +78,18 @@ class Engine(TorchFunctionMode):
         self._recomputed = recomputed
         self._inspect = inspect
         self.model, self.rules, self.books = model, rules, books
-        again = tally is not None
+        self._again = tally is not None
         self.tally = tally = tally or Tally()
+        self.module_rules = ModuleRules(model, rules, tally.rules_used)
         self.counts, self.notes, self.gates, self.dtypes = tally.counts, tally.notes, tally.gates, tally.dtypes
         self.relative = relative
         self.on_problem, self.on_module = on_problem, on_module
         self.tracker = Tracker()
         self._modules = ModuleWatch(model, self._enter_module, self._leave_module)
         self._opaque: tuple[nn.Module, tuple[Any, ...], dict[int, Tensor]] | None = None
-        self._sites = tally.sites
         self._strangers: Strangers | None = Strangers(model, tally, self.tracker)
         self._held = frozenset(map(id, (*model.parameters(), *model.buffers())))
         self.names = Names(self._held, self.tracker.varies if self.tapes.one_for_all else None, self.tapes.alone)
-        self._again = again
         self.functions = Waiting()
         self._depth = 0
         self._minds_modules = True
@@ -154,6 +154,11 @@ class Engine(TorchFunctionMode):
     def path(self) -> str:
         """Path of the running module."""
         return self._modules.path
+
+    @property
+    def rules_here(self) -> Rules:
+        """The rules of the running module."""
+        return self.module_rules.at(self.path) if self.rules.modules else self.rules
 
     @property
     def module(self) -> nn.Module | None:
@@ -365,7 +370,7 @@ class Engine(TorchFunctionMode):
             and any(map(self.tracker.varies, tensors((args, kwargs))[1:]))
         ):
             row = BY_PARTS[name]  # its parameters depend on the input, too
-        if self.rules.unlisted == "raw" and row is not None and not row.users:
+        if row is not None and not row.users and self.rules_here.unlisted == "raw":
             row = NAIVE.get(name, row)
         if self.relative and not torch.is_grad_enabled():
             # What the model takes no gradient of depends on the input all the same.
@@ -453,7 +458,7 @@ class Engine(TorchFunctionMode):
             name,
             own_args,
             own_kwargs,
-            self.rules,
+            self.rules_here,
             self.tracker.level,
             self.tracker.varies,
             account,
@@ -484,8 +489,10 @@ class Engine(TorchFunctionMode):
         if reference is not None:
             relative.keep(self, name, args, kwargs, out)
         if row is not None or any(t.requires_grad for t in tensors(out)):
-            self._count(row, name, varying)
-        if row is not None and self.rules.attention == "cp" and not self.relative:
+            primitive = Primitive.REINDEXING if row is None else row.primitive
+            one_factor = primitive is Primitive.BILINEAR and len(varying) == 1
+            self.counts[Primitive.LINEAR if one_factor else primitive, name] += 1
+        if row is not None and call.rules.attention == "cp" and not self.relative:
             note_product(self.tally, row, call, out, varying, self.path, self.books.itemised)
         level = Level.SIGNAL if row is None else output_level(row, call, varying)
         for t in tensors(out):
@@ -575,12 +582,6 @@ class Engine(TorchFunctionMode):
                 self.tracker.refer(out, self.tracker.on_reference(s))
         return map_tensors(lambda t: carried[id(t)], value)
 
-    def _count(self, row: Row | None, name: str, varying: list[Tensor]) -> None:
-        primitive = Primitive.REINDEXING if row is None else row.primitive
-        if primitive is Primitive.BILINEAR and len(varying) == 1:
-            primitive = Primitive.LINEAR
-        self.counts[primitive, name] += 1
-
     # Samples ----------------------------------------------------------------------------------------------------
 
     def _follow(
@@ -601,5 +602,5 @@ class Engine(TorchFunctionMode):
         if not self.books.itemised:
             return Site("", name)
         path = self.path
-        self._sites[path, name] += 1
-        return Site(path, name, self._sites[path, name])
+        self.tally.sites[path, name] += 1
+        return Site(path, name, self.tally.sites[path, name])

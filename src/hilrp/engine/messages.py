@@ -201,6 +201,14 @@ def graph_seen(path: str) -> str:
     return f"what hooks on the nodes of the graph do: {place(path)} takes `grad_fn` of a tensor"
 
 
+def unused_rules(key: str) -> str:
+    """A module's rules that no operation had."""
+    return (
+        f"rules[{key!r}] were used by no operation: the modules that it fits did not run, or an earlier key fits them "
+        "(a module may hand its weights to the one around it, as in nn.MultiheadAttention: name that)"
+    )
+
+
 def several_outputs(shapes: list[tuple[int, ...]]) -> str:
     """An output in which it isn't said which tensor holds the classes."""
     others = ", ".join(map(str, shapes[1:]))

@@ -144,7 +144,7 @@ class Gallery:
             "weights": self.loaded.weights,
             "weights_sha256": fingerprint(self.loaded.model),
             "target": self.parsed.text,
-            "rules": {n: getattr(self.explainer.rules, n) for n in self.explainer.rules.__dataclass_fields__},
+            "rules": self.explainer.rules.described(),
             "reference": self.reference,
             "passes": self.passes,
             "classes": None

@@ -6,8 +6,9 @@ the same time, also from two threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_type_hints
 
 from hilrp.util.errors import InputError
 
@@ -43,12 +44,15 @@ class Rules:
             with them; ``"reference"`` explains the difference to a reference input, in which they cancel.
         unlisted: ``"raw"`` runs every operation that AttnLRP has no rule for on its raw gradient: the
             degenerate baseline of the paper's conservation table. Such a rule set doesn't conserve.
+        modules: Other rules for some modules: pairs of a key and a rule set, which `Rules.named` makes of a mapping.
 
     Example:
         >>> Rules(gamma=0.1).linear
         'gamma'
         >>> Rules.named("epsilon").linear
         'epsilon'
+        >>> Rules.named({"stem.*": Rules(gamma=0.5), "*": "hilrp"}).gamma
+        0.25
     """
 
     gamma: float = 0.25
@@ -60,6 +64,7 @@ class Rules:
     attention: AttentionRule = "cp"
     constants: ConstantsPolicy = "absorb"
     unlisted: UnlistedPolicy = "rule"
+    modules: tuple[tuple[str | type, Rules], ...] = ()
 
     def __post_init__(self) -> None:
         hints = get_type_hints(Rules)
@@ -90,23 +95,92 @@ class Rules:
             raise InputError(f"Rules(bound={self.bound!r}) must be a finite number above one.")
         if not self.exact_from >= 0:
             raise InputError(f"Rules(exact_from={self.exact_from!r}) must be a number that isn't negative.")
+        for key, own in self.modules:
+            if own.modules:
+                raise InputError(f"rules[{key!r}] has rules for modules of its own. Give each module a key here.")
+            if own.constants != self.constants:
+                one, other = ("are", "are not") if own.constants == "reference" else ("are not", "are")
+                raise InputError(
+                    f'rules[{key!r}] {one} relative to a reference, those of "*" {other}: an explanation is one or the '
+                    f'other. Give "*" or {key!r} rules of the same kind (`hilrp.Rules(linear=..., constants=...)`).'
+                )
 
     @property
     def conserving(self) -> bool:
         """Whether the books must close under these rules."""
-        return self.unlisted == "rule"
+        return all(rules.unlisted == "rule" for rules in (self, *dict(self.modules).values()))
+
+    def relative(self) -> Rules:
+        """The same rules relative to a reference, in which constants cancel."""
+        own = []
+        for key, rules in self.modules:
+            try:
+                own.append((key, replace(rules, constants="reference")))
+            except InputError as error:
+                raise InputError(f"rules[{key!r}]: {error}") from None
+        return replace(self, constants="reference", modules=tuple(own))
+
+    def described(self) -> dict[str, Any]:
+        """The rules in words and numbers, as a file keeps them."""
+        found = vars(self) | {"modules": {name_of_key(key): rules.described() for key, rules in self.modules}}
+        return found if self.modules else {name: value for name, value in found.items() if name != "modules"}
 
     @staticmethod
-    def named(rules: str | Rules) -> Rules:
-        """The preset of that name; a ``Rules`` is returned as it is."""
+    def named(rules: AnyRules) -> Rules:
+        """The preset of that name, or the rules that a mapping gives to modules; a ``Rules`` is returned as it is.
+
+        A key of a mapping is a pattern of module paths (``"blocks.0.*"``; ``*`` stands for anything, dots included) or
+        a class of modules. It holds for the modules that it fits and for all that runs inside them. The first key that
+        fits counts. ``"*"`` comes last and has the rules of everything else; without it these are the default.
+        """
         if isinstance(rules, Rules):
             return rules
+        if isinstance(rules, Mapping):
+            return _by_module(rules)
         try:
             return PRESETS[rules]
         except (KeyError, TypeError):
             raise InputError(
-                f"rules={rules!r} is not a preset. Use one of {', '.join(PRESETS)}, or a hilrp.Rules(...)."
+                f"rules={rules!r} is not a preset. Use one of {', '.join(PRESETS)}, a hilrp.Rules(...), or a mapping "
+                "from modules to rules."
             ) from None
+
+
+#: What ``rules=`` takes: a preset's name, a rule set, or rule sets by module.
+AnyRules = str | Rules | Mapping[str | type, str | Rules]
+
+
+def _by_module(rules: Mapping[str | type, str | Rules]) -> Rules:
+    """The rule set that a mapping stands for."""
+    keys = list(rules)
+    for key in keys:
+        if not isinstance(key, (str, type)):
+            raise InputError(f"rules: the key {key!r} is neither a pattern of module paths nor a class of modules.")
+    if "*" in keys[:-1]:
+        raise InputError(
+            f'rules: "*" is all that no key before it fits; {keys[keys.index("*") + 1]!r} after it would never be '
+            'used. Put "*" last.'
+        )
+    rest = Rules.named(rules.get("*", DEFAULT_RULES))
+    own = []
+    for key in keys:
+        if key != "*":
+            try:
+                own.append((key, Rules.named(rules[key])))
+            except InputError as error:
+                raise InputError(f"rules[{key!r}]: {error}") from None
+    if rest.modules:
+        raise InputError('rules["*"] has rules for modules of its own. Give each module a key here.')
+    if rest.constants == "absorb":
+        return replace(rest, modules=tuple(own))
+    plain = replace(rest, constants="absorb")
+    own = [(key, replace(rules, constants="absorb")) for key, rules in own]
+    return replace(plain, modules=tuple(own)).relative()
+
+
+def name_of_key(key: str | type) -> str:
+    """What the key of a module's rules is called: the pattern, or the name of the class."""
+    return key if isinstance(key, str) else f"{key.__module__}.{key.__qualname__}"
 
 
 PRESETS: dict[str, Rules] = {
