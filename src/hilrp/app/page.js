@@ -14,9 +14,19 @@ window.addEventListener("message", (event) => {
     setTimeout(() => field.dispatchEvent(new KeyboardEvent("keypress", { key: "Enter", code: "Enter", bubbles: true })), 200);
   }
 });
-// Who types into a list means another name: what is there is chosen, so that it is replaced and not added to.
+// Who types into a list means another name: what is there is chosen, so that it is replaced and not added to. At once,
+// not by a timer: what is typed after the click could come before it.
+const lists = "input[role=listbox], input[role=combobox]";
+let entered = null; // the list that the pointer has entered and not yet been released on
+document.addEventListener("pointerdown", ({ target }) => {
+  entered = target.matches?.(lists) && target !== document.activeElement ? target : null;
+});
 document.addEventListener("focusin", ({ target }) => {
-  if (target.matches?.("input[role=listbox], input[role=combobox]")) setTimeout(() => target.select());
+  if (target.matches?.(lists)) target.select();
+});
+document.addEventListener("click", ({ target }) => {
+  if (target === entered) target.select(); // the pointer has put the caret somewhere
+  entered = null;
 });
 // Gradio is dark where the browser asks for it, or the address (?__theme=dark): colours and the explanation follow.
 const follow = () => {

@@ -372,13 +372,11 @@ class Engine(TorchFunctionMode):
             row = BY_PARTS[name]  # its parameters depend on the input, too
         if row is not None and not row.users and self.rules_here.unlisted == "raw":
             row = NAIVE.get(name, row)
-        if self.relative and not torch.is_grad_enabled():
-            # What the model takes no gradient of depends on the input all the same.
-            with torch.inference_mode(False), torch.enable_grad():
-                return self._run_rule(func, name, args, kwargs, row, varying)
-        if not torch.is_grad_enabled():
+        if not (self.relative or torch.is_grad_enabled()):
             return self._run_without_graph(func, name, args, kwargs, row, varying)
-        return self._run_rule(func, name, args, kwargs, row, varying)
+        # Relative to a reference, what the model takes no gradient of depends on the input all the same.
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._run_rule(func, name, args, kwargs, row, varying)
 
     def current(self, tensor: Tensor) -> Tensor:
         """The tensor that stands for this one; a view of a constant that has become dependent is taken anew."""
