@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hilrp.compat.quantus import explain_func_of
 from hilrp.jobs.bench.batches import without_graph
 from hilrp.jobs.bench.measures import randomised
-from hilrp.jobs.bench.methods import find, quantus_explain_func
+from hilrp.jobs.bench.methods import find
 from hilrp.jobs.bench.methods.perturbation import grid, occlusion, rise, rise_masks
 from hilrp.jobs.bench.metrics.faithfulness import flipping, pearson
 from hilrp.jobs.bench.metrics.shapley import orders, shapley_values, spearman
@@ -229,7 +230,7 @@ def with_quantus(bench: Bench) -> None:
             x_batch=x.cpu().numpy(),
             y_batch=target.cpu().numpy(),
             a_batch=before.reshape(len(x), 1, *x.shape[-2:]).cpu().numpy(),
-            explain_func=quantus_explain_func("saliency"),
+            explain_func=explain_func_of(saliency),
             device=device,
         )
 

@@ -79,7 +79,16 @@ def test_attributions_are_hilrps_and_the_delta_is_captums(dtype):
     assert Relevance(model).compute_convergence_delta(2 * attributions, mean, x, target=1).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("baselines", [0, 0.5, torch.rand(1, 3, 8, 8), torch.rand(2, 3, 8, 8), "blurred"], ids=str)
+BASELINES = {
+    "0": 0,
+    "0.5": 0.5,
+    "one for all": torch.rand(1, 3, 8, 8),
+    "one for each": torch.rand(2, 3, 8, 8),
+    "blurred": "blurred",
+}
+
+
+@pytest.mark.parametrize("baselines", BASELINES.values(), ids=BASELINES)
 def test_baselines(baselines):
     model = network()
     found, delta = Relevance(model).attribute(X, baselines, 2, return_convergence_delta=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from hilrp.util.errors import UnavailableError
+from hilrp.util.peers import MissingPeerError, imported
 
-
-class MissingPeerError(UnavailableError, ImportError):
-    """A package that a drop-in needs isn't installed."""
+__all__ = ["MissingPeerError", "peer"]
 
 
 def peer(name: str) -> Any:
@@ -18,11 +15,7 @@ def peer(name: str) -> Any:
     Example:
         >>> peer("shap_of_the_future")
         Traceback (most recent call last):
-        hilrp.compat.peers.MissingPeerError: shap_of_the_future is not installed. Install it with: pip install
+        hilrp.util.peers.MissingPeerError: shap_of_the_future is not installed. Install it with: pip install
         'hilrp[compat]'
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        missing = (error.name or name).partition(".")[0]
-        raise MissingPeerError(f"{missing} is not installed. Install it with: pip install 'hilrp[compat]'") from error
+    return imported(name, install="'hilrp[compat]'")

@@ -14,7 +14,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 import hilrp
-from hilrp.jobs.bench.methods import METHODS, Undefined, find, quantus_explain_func
+from hilrp.jobs.bench.methods import METHODS, Undefined, find
 from hilrp.jobs.bench.methods.gradients import NOISE
 from hilrp.jobs.bench.methods.perturbation import grid, rise_masks
 from hilrp.scenes import Scenes
@@ -335,21 +335,3 @@ def test_options_change_the_map(scene_inputs):
     expected = hilrp.explain(model, x, target, rules=hilrp.Rules(gamma=1.0)).map
     torch.testing.assert_close(find("hilrp:gamma=1.0")(model, x, target), expected)
     assert not torch.allclose(find("hilrp")(model, x, target), expected)
-
-
-def test_quantus_takes_a_method(scene_inputs):
-    """As `explain_func` of a metric of Quantus, on a model of the zoo."""
-    quantus = pytest.importorskip("quantus")
-    from hilrp.jobs.bench.metrics.localisation import pointing
-
-    x, target = scene_inputs
-    scenes = Scenes(seed=3)[:2]
-    masks = torch.stack([torch.from_numpy(s.things[0].mask) for s in scenes])
-    model = hilrp.load("zoo/tinyvit").model
-    metric = quantus.PointingGame(disable_warnings=True, display_progressbar=False, abs=False, normalise=False)
-    theirs = metric(
-        model=model, x_batch=x.numpy(), y_batch=target.numpy(), s_batch=masks[:, None].numpy(),
-        explain_func=quantus_explain_func("hilrp"), device="cpu",
-    )  # fmt: skip
-    ours = pointing(find("hilrp")(model, x, target), masks)
-    assert [float(t) for t in theirs] == ours.tolist()

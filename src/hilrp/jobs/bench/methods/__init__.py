@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hilrp.jobs.bench.methods.base import Function, Method, Undefined
@@ -16,7 +13,7 @@ from hilrp.jobs.bench.methods.relevance import relevance, rules_and_chains
 from hilrp.method.rules import Rules
 from hilrp.util.errors import InputError, UnavailableError
 
-__all__ = ["METHODS", "Method", "Undefined", "find", "quantus_explain_func"]
+__all__ = ["METHODS", "Method", "Undefined", "find"]
 
 
 def _later(module: str, name: str) -> Function:
@@ -123,17 +120,3 @@ def _option(name: str, text: str) -> tuple[str, Any]:
         except ValueError:
             continue
     return key, value
-
-
-def quantus_explain_func(name: str | Method) -> Callable[..., np.ndarray]:
-    """A method as Quantus takes it: ``explain_func=quantus_explain_func("hilrp")``."""
-    method = find(name) if isinstance(name, str) else name
-
-    def explain(model: nn.Module, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
-        device = next(model.parameters()).device
-        x = torch.as_tensor(np.asarray(inputs), dtype=torch.float32, device=device)
-        found = method(model, x, torch.as_tensor(np.asarray(targets), device=device).long())
-        maps: np.ndarray = found.unsqueeze(1).cpu().numpy()
-        return maps
-
-    return explain
