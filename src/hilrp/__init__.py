@@ -6,6 +6,8 @@ explanation.map, explanation.ledger.table()  # where that difference comes from
 """
 
 from hilrp import targets
+from hilrp.answers.answer import Answer
+from hilrp.answers.explaining import explain_answer
 from hilrp.attribution.audit import AuditReport, audit
 from hilrp.attribution.chains import Chains
 from hilrp.attribution.explainer import Explainer, explain
@@ -31,6 +33,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "PRESETS",
+    "Answer",
     "AuditError",
     "AuditReport",
     "AuditWarning",
@@ -49,6 +52,7 @@ __all__ = [
     "Verdict",
     "audit",
     "explain",
+    "explain_answer",
     "load",
     "register",
     "targets",

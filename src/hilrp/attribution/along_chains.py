@@ -73,7 +73,18 @@ class AlongChains:
                 mean = found if mean is None else weighted([mean, found], [draw / (draw + 1), 1 / (draw + 1)])
                 relevance.append(found.relevance)
         assert mean is not None
-        return replace(mean, relevance=mean_of_draws(relevance), passes=chains.passes, pairs=pairs_of(relevance, batch))
+        return replace(
+            mean, relevance=mean_of_draws(relevance), passes=chains.passes, pairs=pairs_of(relevance, len(mean))
+        )
+
+    def steps(self, states: list[Any], target: Target, batch: int) -> list[Explanation]:
+        """The explanations of the steps of one chain whose states are given."""
+        # With a single step there is no state that runs twice.
+        start = Tape() if len(states) > 2 else None
+        steps, _ = self._steps(states, target, batch, start, lambda _: None)
+        check_ends_meet(steps)
+        self._check(summed(steps), steps, states, target, batch)
+        return steps
 
     def _replayed(
         self, recorded: list[Outcome], states: list[Any], target: Target, batch: int, tell: Callable[[int], None]

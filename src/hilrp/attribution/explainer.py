@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Outcome, Pass, input_names
 from hilrp.attribution.plain_passes import Comparison, Findings, parts_differ
 from hilrp.attribution.reference_names import name_of
-from hilrp.attribution.references import DEFAULT, ByForm, Question, Reference, asked, find
+from hilrp.attribution.references import DEFAULT, ByForm, Given, Question, Reference, asked, find
 from hilrp.attribution.runner import Runner
 from hilrp.attribution.single_samples import one_by_one
 from hilrp.attribution.stages import find_kept, find_stages, of_stage
@@ -202,6 +203,50 @@ class Explainer:
             self._beside_larger_parts(found, question, size)
         return found
 
+    def explain_chain(
+        self, states: Sequence[Any], target: Target = None, passes: int | Chains = 1
+    ) -> list[Explanation]:
+        """Explains each of some states relative to the one before: the differences add up to that of the ends.
+
+        Each state runs once, though it is the input of one step and the reference of the next; with more than one pass
+        each step has chains of its own.
+
+        Args:
+            states: Inputs of one form, from the reference of all to the input.
+            target: What is explained, the same of each state.
+            passes: How many passes to spend on each step. See `explain`.
+
+        Example:
+            >>> import torch
+            >>> explainer = Explainer(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 1)).eval())
+            >>> states = [torch.zeros(1, 3, 2, 2), torch.ones(1, 3, 2, 2), torch.rand(1, 3, 2, 2)]
+            >>> first, second = explainer.explain_chain(states, 0)
+            >>> bool(torch.isclose(first.score.double(), second.score - second.ledger.explained).all())
+            True
+        """
+        if len(states) < 2:
+            raise InputError("explain_chain takes two states or more: a reference, and what is relative to it.")
+        batches = {check_input(state) for state in states}
+        if len(batches) > 1:
+            raise InputError(f"explain_chain: the states have {sorted(batches)} samples. Give states of one form.")
+        if not self.rules.relative() == self.rules:
+            raise InputError('explain_chain: a chain is relative to its first state. Use rules="secant".')
+        check_model(self.model)
+        states, chains = [ordinary(state) for state in states], Chains.of(passes)
+        question = Question(self.model, states[-1], target, batches.pop())
+        target = settled(target, states[-1], question.output)
+        if not callable(target) and not isinstance(target, Checked):  # what is asked of the input is asked of all
+            named = score_of(question.output(states[-1]), target, question.batch)
+            assert named.classes is not None
+            target = Checked(named.classes, named.against)
+        along = AlongChains(chains, self._runner, self._explain, self._explained, self._unsound)
+        if chains.passes == 1:
+            return along.steps(states, target, question.batch)
+        return [
+            self._at_once(replace(question, x=state, target=target), Given(before), chains, None)
+            for before, state in pairwise(states)
+        ]
+
     def _beside_larger_parts(self, found: Explanation, question: Question, size: int) -> None:
         """Notes whether samples that were explained in parts have the same scores in larger ones."""
         first = slice(0, min(question.batch, 2 * size))
@@ -265,7 +310,7 @@ class Explainer:
         """The explanation that a pass leaves, compared with plain passes."""
         ledger, limit, notes = found.ledger, found.limit, dict(found.notes)
         sound = bool(found.sound)
-        doubted = found.unsplit or (not sound and self._samples_mixed_up(ledger, limit))
+        doubted = found.unsplit or (not sound and batch > 1 and self._samples_mixed_up(ledger, limit))
         plain = self._beside_plain_passes(found, x, target, batch, reference, doubted, recorded)
         if found.shared and (not sound or doubted or plain.mixed):
             raise OtherWay("What was found may be due to the reference, which ran as one sample.")
@@ -305,7 +350,7 @@ class Explainer:
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
         if not sound:
-            self._check(found, ledger, x, target, reference, is_step)
+            self._check(found, ledger, x, target, batch, reference, is_step)
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
         # That of a chain is relative to its whole difference: that of a step may be zero.
         scale = torch.ones_like(ledger.score) if is_step else ledger.explained
@@ -390,6 +435,7 @@ class Explainer:
         ledger: Ledger,
         x: Any,
         target: Target,
+        batch: int,
         reference: Any,
         is_step: bool,
     ) -> None:
@@ -398,7 +444,7 @@ class Explainer:
             return
 
         def run(inspect: Callable[[Site, Tensor], None] | None = None) -> Pass:
-            return self._runner.forward(x, target, len(found.score), Books(1, itemised=True), (), inspect, reference)
+            return self._runner.forward(x, target, batch, Books(1, itemised=True), (), inspect, reference)
 
         limit = found.limit
         results = [t for t in tensors((found.relevance, found.score)) if t.is_floating_point()]
@@ -415,7 +461,7 @@ class Explainer:
 
     def _samples_mixed_up(self, ledger: Ledger, limit: float) -> bool:
         """Whether the books close in total but not for each sample: the samples were not told apart."""
-        if len(ledger.score) == 1 or not self.rules.conserving or bool((ledger.residual <= limit).all()):
+        if not self.rules.conserving or bool((ledger.residual <= limit).all()):
             return False
         return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
 

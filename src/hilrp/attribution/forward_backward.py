@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.checks import tolerance
+from hilrp.attribution.single_samples import each_score
 from hilrp.attribution.stages import OF_INPUT, channels_last, stream_name, streams, to_map
 from hilrp.engine import messages
 from hilrp.engine.engine import Engine
@@ -245,9 +246,12 @@ class Pass:
     def outcome(self) -> Outcome:
         """Runs backward, and closes the books."""
         tally = self.engine.tally
-        relevance, pixels = self.backward()
+        if len(self.score) == self._batch:
+            relevance, pixels = self.backward()
+            ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
+        else:
+            relevance, ledger = each_score(self)
         self.close()
-        ledger = Ledger.close(self.books, self.score, pixels, self.reference_score)
         limit = tolerance(self.dtypes, self.score.device)
         numbers = [t for t in tensors((relevance, self.score)) if t.is_floating_point()]
         flags = [t.isfinite().all() for t in numbers]

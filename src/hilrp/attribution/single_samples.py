@@ -1,17 +1,22 @@
-"""Each sample's score propagated alone through a pass of the whole batch, so that nothing has to be told apart."""
+"""Each score propagated alone through a pass that has several, so that nothing has to be told apart.
+
+Those of the samples of a batch, where it can't be followed; those of one sample, of which several are explained.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hilrp.attribution.forward_backward import Outcome, Pass
 from hilrp.method.ledger import OTHERS, Ledger
 from hilrp.util.nested import map_tensors, tensors
+
+if TYPE_CHECKING:
+    from hilrp.attribution.forward_backward import Outcome, Pass
 
 
 def one_by_one(run: Pass, found: Outcome) -> Outcome:
@@ -54,12 +59,36 @@ def one_by_one(run: Pass, found: Outcome) -> Outcome:
     )
 
 
+def each_score(run: Pass) -> tuple[Any, Ledger]:
+    """The relevance of several scores of one sample, a row for each, and their ledger: one backward pass for each."""
+    rows: list[list[Tensor]] = []
+    ledgers: list[Ledger] = []
+    kept = run.maps, run.sums, run.layers
+    several: list[dict[str, list[Tensor]]] = [defaultdict(list) for _ in kept]
+    for i in range(len(run.score)):
+        relevance, ledger = of_sample(run, i)
+        rows.append(tensors(relevance))
+        ledgers.append(ledger)
+        for found, held in zip(several, kept, strict=True):
+            for name, value in held.items():
+                found[name].append(value)
+    for found, held in zip(several, kept, strict=True):
+        # What no relevance of some score reaches has no map of it, nor of the others.
+        held.update({name: torch.cat(each) for name, each in found.items() if len(each) == len(ledgers)})
+    columns = zip(rows[-1], zip(*rows, strict=True), strict=True)
+    whole = {id(t): torch.cat(column) if t.shape[:1] == (1,) else t for t, column in columns}  # others are held fixed
+    return map_tensors(lambda t: whole[id(t)], relevance), Ledger.joined(ledgers)
+
+
 def of_sample(run: Pass, sample: int) -> tuple[Any, Ledger]:
-    """The relevance of one sample's score, and its ledger; what lies on other samples is an entry of its own."""
+    """The relevance of one sample's score, and its ledger; what lies on other samples is an entry of its own.
+
+    Of several scores of a single sample, that of one of them.
+    """
     for held in (run.books, run.sums, run.maps, run.layers):
         held.clear()
     relevance, arrived = run.backward(sample)
-    own = {name: value[sample : sample + 1] for name, value in arrived.items()}
+    own = {name: value[sample : sample + 1] if len(value) > 1 else value for name, value in arrived.items()}
     before = None if run.reference_score is None else run.reference_score[sample : sample + 1]
     ledger = Ledger.close(run.books, run.score[sample : sample + 1], own, before)
     others = sum(

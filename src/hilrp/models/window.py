@@ -78,7 +78,7 @@ def measured(look: Callable[[Any], Tensor | None], size: tuple[int, int]) -> Win
         look: From an RGB picture to what the model sees of it, ``[3,h,w]`` with values from 0 to 1.
         size: Width and height.
     """
-    shown = look(_chart(size))
+    shown = look(chart(size))
     if shown is None or shown.ndim != 3 or shown.shape[0] != 3:
         return None
     across, down, inside = shown.double()
@@ -98,7 +98,7 @@ def measured(look: Callable[[Any], Tensor | None], size: tuple[int, int]) -> Win
     return Window(size, seen, ends[0][0], ends[1][0], ends[0][1], ends[1][1])
 
 
-def _chart(size: tuple[int, int]) -> Any:
+def chart(size: tuple[int, int]) -> Any:
     """A picture whose red says where a pixel is from left to right, green from top to bottom; blue is everywhere."""
     import numpy as np
     from PIL import Image

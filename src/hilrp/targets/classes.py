@@ -40,6 +40,27 @@ class Checked:
     other: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Several:
+    """Several scores of one sample, which share its forward pass.
+
+    The explanation has a row for each of them, as it has for the samples of a batch.
+
+    Attributes:
+        scores: A function of the output that returns them, ``[S]``.
+
+    Example:
+        >>> score_of(torch.tensor([[1.0, 4.0]]), Several(lambda output: output[0] * 2), 1).value
+        tensor([2., 8.])
+    """
+
+    scores: Callable[[Any], Tensor]
+
+    def __call__(self, output: Any) -> Tensor:
+        """The scores of an output."""
+        return self.scores(output)
+
+
 #: What can be given as a target: a class, one for each sample, one of these objects, a function, or nothing.
 Target = int | Sequence[int] | Tensor | Contrast | Checked | Needs | Callable[[Any], Tensor] | None
 
@@ -106,6 +127,8 @@ class Score(NamedTuple):
 
 def score_of(output: Any, target: Target, batch: int) -> Score:
     """What a target makes of a model's output."""
+    if isinstance(target, Several):
+        return Score(_several(target(output), batch))
     if callable(target):
         return Score(_scalar_per_sample(target(output), batch))
     logits = logits_of(output)
@@ -183,3 +206,12 @@ def _scalar_per_sample(score: Any, batch: int) -> Tensor:
         f"The target function returned a tensor of shape {tuple(score.shape)}; it must return one scalar per sample, "
         f"[{batch}]. Reduce it, for instance with .sum over the other axes."
     )
+
+
+def _several(scores: Any, batch: int) -> Tensor:
+    if batch != 1:
+        raise TargetError(f"Several scores of each sample are explained for one sample at a time, not for {batch}.")
+    if not isinstance(scores, Tensor) or scores.ndim != 1 or not len(scores):
+        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise TargetError(f"The function of Several(...) returned {found}; it must return a tensor of scores, [S].")
+    return scores
