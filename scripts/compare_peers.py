@@ -203,7 +203,7 @@ def by_captum(method: type, case: Case, model: nn.Module, background: Tensor, x:
 def by_grad_cam(case: Case, model: nn.Module, background: Tensor, x: Tensor, output: int) -> Outcome:
     """Grad-CAM at the last stage, without a function that lays out its tokens; its maps sum to nothing."""
     if case.layer is None:
-        return Outcome("crashes", None, "There is no picture.")
+        return Outcome("does not apply", None, "")
     cam = GradCAM(model, [case.layer(model)])
     cam(x, [ClassifierOutputTarget(output)])
     features = cam.activations_and_grads.activations[0]
@@ -241,8 +241,8 @@ def methods() -> dict[str, Callable[..., Outcome]]:
 
 def cell(found: Outcome) -> str:
     """An outcome in few words."""
-    if found.kind == "crashes":
-        return "crashes" if found.message != "There is no picture." else "–"
+    if found.kind in ("crashes", "does not apply"):
+        return "crashes" if found.kind == "crashes" else "–"
     if found.gap is None:
         return "runs, and takes rows for channels" if found.message else "runs"
     off = (

@@ -130,3 +130,20 @@ def test_the_readme_has_the_figures_of_passes(tables):
             assert abs(sum(values) / 3 - float(cell)) <= 0.5001 * 10**-digits, (name, column, cell)
             seen += 1
     assert seen >= 20
+
+
+def test_the_readme_counts_the_drop_ins():
+    """Of each package as many models crash, don't add up and do as the comparison found."""
+    with (RESULTS / "drop-ins.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    named = re.findall(
+        r"^\| (?:\*\*)?([\w -]*`?\w+`?)(?:\*\*)? ((?:\| \**\d+\** ){3})\|$", (ROOT / "README.md").read_text(), re.M
+    )
+    found = {name.replace("`", ""): [int(each) for each in re.findall(r"\d+", cells)] for name, cells in named}
+    assert set(found) == {row["method"] for row in rows}
+    for method, counts in found.items():
+        own = [row for row in rows if row["method"] == method]
+        crashed = sum(row["outcome"] == "crashes" for row in own)
+        added_up = sum(row["outcome"] == "runs" and row["gap"] != "" and float(row["gap"]) <= 1e-4 for row in own)
+        applies = sum(row["outcome"] != "does not apply" for row in own)
+        assert counts == [crashed, applies - crashed - added_up, added_up], method
