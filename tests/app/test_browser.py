@@ -56,7 +56,7 @@ def served(tmp_path_factory, uploads, browser, left_open) -> Iterator[str]:
 SHOWN = """old => {
     const frame = document.querySelector("iframe.viewer"), src = frame?.getAttribute("src");
     if (!src || src === old || !frame.contentWindow.location.href.endsWith(src.slice(1))) return false;
-    return Boolean(frame.contentDocument.querySelector("#region")?.textContent);
+    return Boolean(frame.contentDocument.querySelector("#region, #said")?.textContent);
 }"""
 
 
@@ -323,6 +323,25 @@ def test_models_and_their_questions(tab):
     caption = tab.page.locator("#caption input, #caption textarea")
     caption.fill("a striped blue cross")
     assert "a striped blue cross" in tab.shows(lambda: caption.press("Enter"))
+
+
+def test_an_answer_word_by_word(tab, tmp_path):
+    """A question is typed, its answer is words, and each word that is clicked has its own map."""
+    assert tab.shows(lambda: tab.choose("model", "zoo/captioner")) == "describe the picture"
+    question = tab.page.locator("#question input, #question textarea")
+    assert tab.page.locator("#predictions label").count() == 5
+    question.fill("what texture has the red ring?")
+    assert tab.shows(lambda: question.press("Enter")) == "what texture has the red ring?"
+    assert tab.shows(lambda: tab.page.locator("#predictions label").nth(0).click()) == "describe the picture"
+    words, said = tab.frame.locator(".words button"), tab.frame.locator("#said")
+    seen = set()
+    for i in (1, 2):
+        words.nth(i).click()
+        seen.add(said.inner_text())
+        assert words.nth(i).inner_text().splitlines()[0] in said.inner_text()
+    assert len(seen) == 2
+    assert exported(tab, "html", tmp_path).stat().st_size > 10_000
+    assert "explain_answer" in tab.page.locator("#code").inner_text()
 
 
 def test_compare_and_cancel(tab):

@@ -25,7 +25,7 @@ from hilrp.app.results import KINDS
 from hilrp.app.sessions import PICTURES, Session
 from hilrp.attribution.plotting import shares
 from hilrp.pages.charts import waterfall
-from hilrp.pages.viewer import _safe
+from hilrp.pages.parts import safe
 from hilrp.util.errors import InputError
 from hilrp.util.nested import tensors
 
@@ -324,8 +324,8 @@ def test_names_can_not_end_the_page(controller):
 
 
 def test_data_can_not_end_a_script():
-    assert "</script>" not in _safe({"name": "</script>"})
-    assert json.loads(_safe({"name": "</script>"})) == {"name": "</script>"}
+    assert "</script>" not in safe({"name": "</script>"})
+    assert json.loads(safe({"name": "</script>"})) == {"name": "</script>"}
 
 
 def test_bars_of_the_waterfall_follow_each_other(controller):

@@ -26,6 +26,7 @@ SHARED += "samples size dtype json".split()
 #: Who has which of those that the documents promise; who lacks one says why in its help.
 PROMISED = {
     "explain": "model checkpoint rules reference passes target against device batch",
+    "ask": "model checkpoint rules reference passes against device",
     "run": "model checkpoint rules reference passes target against device batch",
     "serve": "model checkpoint rules reference passes device",
     "bench": "model checkpoint device",
@@ -74,7 +75,7 @@ def test_who_has_which_option_and_why_not(command):
 def test_the_table_of_the_documents_is_that_of_the_commands():
     page = (ROOT / "docs" / "command_line.md").read_text()
     table = re.findall(r"^\| `--(\w+)` \|(.*)\|$", page, re.MULTILINE)
-    order = ["explain", "run", "serve", "bench", "audit", "views"]
+    order = ["explain", "ask", "run", "serve", "bench", "audit", "views"]
     assert re.search(r"\| option \| " + r" \| ".join(f"`{name}`" for name in order), page)
     rows = {name: [cell.strip() == "yes" for cell in cells.split("|")] for name, cells in table}
     assert rows == {name: [name in declared(command) for command in order] for name in rows}
@@ -177,7 +178,7 @@ def test_what_is_wrong_is_said_alike(command, options, said, tmp_path, monkeypat
     invoke("scenes", 1, "-o", "scenes") if command == "explain" else None
     first = {"explain": ["scenes/images", "-o", "out"], "run": ["--data", "scenes:1:1", "-o", "out"]}
     first |= {"serve": ["--port", "0"], "bench": ["--images", "1", "--method", "uniform", "-o", "out"], "audit": []}
-    first |= {"views": ["--images", "1", "-o", "out"]}
+    first |= {"views": ["--images", "1", "-o", "out"], "ask": ["what is torch?", "-o", "out"]}
     monkeypatch.setattr("hilrp.app.server.serve", lambda *_: pytest.fail("it began"))
     result = invoke(command, *first[command], *options)
     assert said in words(result)

@@ -13,10 +13,13 @@ from torch import Tensor
 from hilrp.answers.sentences import sentence
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.verdicts import Verdict
-from hilrp.method.ledger import Ledger
+from hilrp.method.ledger import REFERENCE, Ledger
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import InputError
 from hilrp.util.nested import jsonable
+
+#: What a score is called relative to a reference, when neither pictures nor words are there.
+WITHOUT = "without any of them"
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +29,7 @@ class Word:
     Attributes:
         text: What it says.
         ids: Its tokens.
+        start: How many tokens of the answer come before it.
         against: What it is contrasted with.
         score: By how much its logit is above that: the sum over its tokens.
         prior: The same without the pictures: what language alone makes of it.
@@ -41,6 +45,7 @@ class Word:
 
     text: str
     ids: tuple[int, ...]
+    start: int
     against: str
     score: float
     prior: float
@@ -52,6 +57,29 @@ class Word:
     ledger: Ledger
     verdict: Verdict
     image: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What the score is the sum of, in words; what is missing is in the ledger (`Ledger.residual`)."""
+        found = {f"the {'pictures' if len(self.maps) > 1 else 'picture'}": self.image} if self.has_pictures else {}
+        found["the prompt"] = float(self.prompt.sum())
+        if len(self.earlier):
+            found["earlier words"] = float(self.earlier.sum())
+        left = WITHOUT if REFERENCE in self.ledger.entries else "constants of the model"
+        return found | {left: float(self.ledger.constants)}
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether there was a picture to see."""
+        return "image" in self.ledger.inputs
+
+    @property
+    def prior_share(self) -> float | None:
+        """The part of the score that is there without the pictures; ``None`` for a score that isn't above zero.
+
+        Above 1 the pictures speak against the word; below 0 language alone would say something else.
+        """
+        return self.prior / self.score if self.score > 0 else None
 
     def __repr__(self) -> str:
         return (
@@ -69,9 +97,11 @@ class Answer:
         words: What was explained of it.
         prompt_tokens: What the tokens of the prompt are called.
         tokens: What those of the answer are called.
+        prompt_labels, labels: What each of them adds to the text; marks by their names.
         explanation: All of it as an explanation with a row for each word.
         steps: The explanations that it is the sum of: words without a picture relative to nothing, and words with
             pictures relative to words without; text alone, and rules without a reference, take one.
+        prompt_marks: Which tokens of the prompt are marks, and no words.
         pictures: The pictures that maps belong on, ``[H,W,3]`` from 0 to 1.
         notes: What is worth saying of it.
     """
@@ -80,6 +110,9 @@ class Answer:
     words: list[Word]
     prompt_tokens: list[str]
     tokens: list[str]
+    prompt_labels: list[str]
+    labels: list[str]
+    prompt_marks: list[bool]
     explanation: Explanation
     steps: list[Explanation]
     pictures: list[Tensor]
@@ -90,6 +123,11 @@ class Answer:
 
     def __len__(self) -> int:
         return len(self.words)
+
+    @property
+    def part_names(self) -> list[str]:
+        """What the scores of all words are sums of: see `Word.parts`. The first word has no earlier ones."""
+        return max((list(word.parts) for word in self.words), key=len)
 
     def __getitem__(self, word: int | str) -> Word:
         """A word by its number, or the first that says so."""
@@ -133,6 +171,7 @@ class Answer:
                     "against": each.against,
                     "score": each.score,
                     "prior": each.prior,
+                    "prior_share": each.prior_share,
                     "log_likelihood": each.log_likelihood,
                     "image": each.image,
                     "pictures": [float(m.sum()) for m in each.maps],
@@ -171,7 +210,9 @@ class Answer:
         return overlay(self[word], self.pictures[picture], picture, height)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Writes ``answer.npz`` (maps and relevance of tokens), a picture for each word, and last ``answer.json``.
+        """Writes ``answer.npz`` (maps and relevance of tokens), ``answer.png`` and, last, ``answer.json``.
+
+        The figure has each word's map on each picture; of text alone there is none.
 
         Args:
             folder: Where; it is made if it isn't there.
@@ -179,26 +220,28 @@ class Answer:
         Returns:
             The paths of the files. Each appears whole or not at all.
         """
-        import numpy as np
-
-        base, buffer = Path(folder), BytesIO()
-        arrays: dict[str, Any] = {}
-        for i, each in enumerate(self.words):
-            arrays |= {f"{i}/prompt": each.prompt.numpy(), f"{i}/earlier": each.earlier.numpy()}
-            arrays |= {f"{i}/map/{j}": m.cpu().numpy() for j, m in enumerate(each.maps)}
-        np.savez_compressed(buffer, **arrays)
-        made: dict[str, bytes] = {"answer.npz": buffer.getvalue()}
-        for i in range(len(self.words)):
-            for j in range(len(self.pictures)):
-                made[f"{i:02d}.{j}.png" if len(self.pictures) > 1 else f"{i:02d}.png"] = _png(self.overlay(i, j))
-        made["answer.json"] = json.dumps(self.facts(), indent=1).encode()
-        written = [base / name for name in made]
+        base = Path(folder)
+        made = {kind: self.encode(kind) for kind in ("npz", *(["png"] if self.pictures else []), "json")}
+        written = [base / f"answer.{kind}" for kind in made]
         for file, content in zip(written, made.values(), strict=True):
             write_whole(file, content)
         return written
 
+    def encode(self, kind: str) -> bytes:
+        """What `save` writes, as bytes: ``npz`` or ``json``, or the figure as ``png``, ``svg`` or ``pdf``."""
+        if kind == "json":
+            return json.dumps(self.facts(), indent=1).encode()
+        if kind in ("png", "svg", "pdf"):
+            from hilrp.answers.drawing import encoded
 
-def _png(image: Any) -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, format="png")
-    return buffer.getvalue()
+            return encoded(self, kind)
+        if kind != "npz":
+            raise InputError(f"encode({kind!r}): choose from npz, json, png, svg, pdf.")
+        import numpy as np
+
+        buffer, arrays = BytesIO(), dict[str, Any]()
+        for i, each in enumerate(self.words):
+            arrays |= {f"{i}/prompt": each.prompt.numpy(), f"{i}/earlier": each.earlier.numpy()}
+            arrays |= {f"{i}/map/{j}": m.cpu().numpy() for j, m in enumerate(each.maps)}
+        np.savez_compressed(buffer, **arrays)
+        return buffer.getvalue()

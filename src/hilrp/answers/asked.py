@@ -63,9 +63,9 @@ class Asked:
         alone = self.without_pictures(reference)
         parts: Inputs = {}
         if without is None:
-            parts["prompt"] = self._padded(self.input["prompt"], self._words(self.request.ids))
+            parts["prompt"] = self._padded(self.input["prompt"], self.words(self.request.ids))
             if "earlier" in self.input:
-                parts["earlier"] = self._padded(self.input["earlier"], self._words(self.ids[:-1]))
+                parts["earlier"] = self._padded(self.input["earlier"], self.words(self.ids[:-1]))
         else:
             parts["prompt"] = self._padded(self.input["prompt"], self._named(without))
         return [alone | parts, alone, self.input] if self.pictures.pixels else [alone | parts, self.input]
@@ -99,7 +99,7 @@ class Asked:
         known += [getattr(getattr(model, name, None), "pad_token_id", None) for name in ("generation_config", "config")]
         return next((each for each in known if isinstance(each, int) and each >= 0), None)
 
-    def _words(self, ids: Sequence[int]) -> list[bool]:
+    def words(self, ids: Sequence[int]) -> list[bool]:
         """Which tokens are words, and not marks of the model's own: those stay in every reference."""
         marks = set(getattr(self.request.tokenizer, "all_special_ids", ()))
         marks -= {getattr(self.request.tokenizer, "unk_token_id", None)}

@@ -56,7 +56,8 @@ def explain_answer(
         against: What a word is contrasted with. By default all other tokens, as likely as the model finds them;
             ``"runner-up"`` for the likeliest of them; a word, where one is explained; or a mapping from words to words.
         reference: What stands for no picture: ``"mean"`` for each picture's mean colour (the default), ``"black"``,
-            ``"grey"``, ``"white"``, another picture (or one for each), or pixels as the model takes them.
+            ``"grey"``, ``"white"``, ``"blurred"``, another picture (or one for each), or pixels as the model takes
+            them.
         without: Words of the prompt that the reference does not have; by default all, and no earlier word either.
         rules: As for `hilrp.explain`. Rules without a reference decompose the score itself, of which constants keep a
             share.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hilrp.answers.layout import Layout, require
 from hilrp.answers.request import Request
+from hilrp.attribution.references import Blurred
 from hilrp.models.window import Window, chart, measured
 from hilrp.util.errors import InputError
 
@@ -141,8 +142,7 @@ class Pictures:
         """The pixels with something else for the pictures; padding stays.
 
         Args:
-            reference: ``None`` or ``"mean"`` for each picture's mean colour, ``"black"``, ``"grey"`` or ``"white"``,
-                other pictures, or pixels as the model takes them.
+            reference: ``None``, one of `STANDS_FOR_NONE`, other pictures, or pixels as the model takes them.
         """
         if isinstance(reference, Tensor):
             return {name: self._like(reference, t) for name, t in self.pixels.items()}
@@ -156,14 +156,15 @@ class Pictures:
         layout = require(self.layout, pixels)
         if reference is None or reference == "mean":
             colours = self._means(layout.first_frames(pixels))
-        elif isinstance(reference, str) and reference in _GREYS:
+        elif isinstance(reference, str) and reference in GREYS:
             if self._ends is None:
                 raise InputError(
                     f"reference={reference!r}: what it is after preprocessing isn't known without processor."
                 )
-            colours = [b + _GREYS[reference] * (w - b) for b, w in zip(*self._ends, strict=True)]
+            colours = [b + GREYS[reference] * (w - b) for b, w in zip(*self._ends, strict=True)]
         else:
-            return {name: layout.from_tiles(self._of_others(reference), pixels).to(pixels)}
+            others = self._blurred() if isinstance(reference, str) and reference == BLURRED else reference
+            return {name: layout.from_tiles(self._of_others(others), pixels).to(pixels)}
         tiles = []
         for tile, colour, shown in zip(layout.first_frames(pixels), colours, self._shown, strict=True):
             plain = torch.where(shown, colour.to(tile).expand_as(tile), tile)
@@ -181,13 +182,20 @@ class Pictures:
             found[owner] = torch.cat(own, 1).mean(1)[:, None, None]
         return [found[owner] for owner in owners]
 
+    def _blurred(self) -> list[Any]:
+        """Each picture, blurred as `hilrp.references.Blurred` blurs the model's input."""
+        from PIL import ImageFilter
+
+        sigma = Blurred().sigma
+        return [each.filter(ImageFilter.GaussianBlur(sigma * min(each.size))) for each in self.request.images]
+
     def _of_others(self, reference: Any) -> list[Tensor]:
         images = self.request.images
         others = reference if isinstance(reference, (list, tuple)) else [reference] * len(images)
         if isinstance(reference, str) or not images or not all(hasattr(each, "resize") for each in others):
             raise InputError(
-                f'reference={reference!r}: give "mean", "black", "grey", "white", other pictures, or pixels as the '
-                "model takes them."
+                f"reference={reference!r}: give {', '.join(STANDS_FOR_NONE)}, other pictures, or pixels as the model "
+                "takes them. All but pixels need the processor."
             )
         if len(others) != len(images):
             raise InputError(f"reference: {len(others)} pictures for {len(images)}. Give one for each, or one for all.")
@@ -243,7 +251,10 @@ class Pictures:
 
 _NEARLY_ZERO = 1e-6
 #: How bright greys are that have a name.
-_GREYS = {"black": 0.0, "grey": 0.5, "white": 1.0}
+GREYS = {"black": 0.0, "grey": 0.5, "white": 1.0}
+BLURRED = "blurred"
+#: What can stand for no picture, by name; the mean is each picture's own mean colour.
+STANDS_FOR_NONE = ("mean", *GREYS, BLURRED)
 
 
 def _extent(line: Tensor) -> slice:

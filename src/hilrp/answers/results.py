@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hilrp.answers.answer import Answer, Word
 from hilrp.answers.asked import Asked
-from hilrp.answers.tokens import Span, names_of, text_of
+from hilrp.answers.tokens import Span, labels_of, names_of, text_of
 from hilrp.attribution.chains import summed
 from hilrp.attribution.explanation import Explanation
 from hilrp.method.ledger import REFERENCE, Ledger
@@ -54,6 +54,9 @@ def answered(
         words=words,
         prompt_tokens=names_of(tokenizer, asked.request.ids),
         tokens=names_of(tokenizer, asked.ids),
+        prompt_labels=labels_of(tokenizer, asked.request.ids),
+        labels=labels_of(tokenizer, asked.ids),
+        prompt_marks=[not word for word in asked.words(asked.request.ids)],
         explanation=whole,
         steps=steps,
         pictures=asked.pictures.drawn(),
@@ -74,6 +77,7 @@ def _word(
     return Word(
         text=span.text,
         ids=tuple(asked.ids[span.start : span.stop]),
+        start=span.start,
         against=against,
         score=float(whole.score[row]),
         prior=float(prior),

@@ -25,23 +25,19 @@ def sentence(word: Word, answer: Answer) -> str:
     """
     above = "the other words" if word.against == OTHERS else quoted(word.against)
     start = f"{quoted(word.text)} is {number(abs(word.score))} {'above' if word.score >= 0 else 'below'} {above}"
-    relative = answer.explanation.relative_to is not None
-    parts = {}
-    seen = "pictures" if len(word.maps) > 1 else "picture"
-    if "image" in word.ledger.inputs:
-        parts[f"the {seen}"] = word.image
-    parts["the prompt"] = float(word.prompt.sum())
-    if len(word.earlier):
-        parts["earlier words"] = float(word.earlier.sum())
-    left = "what is left without words" if relative else "constants of the model"
-    parts[left] = float(word.ledger.constants)
+    parts = word.parts
     gross = sum(map(abs, parts.values()))
-    said = [f"{number(value)} from {name}" for name, value in parts.items() if abs(value) > _VISIBLE * gross]
+    said = [
+        f"{number(value)} {'' if name.startswith('without') else 'from '}{name}"
+        for name, value in parts.items()
+        if abs(value) > _VISIBLE * gross
+    ]
     ending = "nothing is missing"
     if word.verdict is Verdict.DEGENERATE:
         missing = float(word.ledger.difference)
         ending = f"{share_text(missing / word.score if word.score else missing, None)} is missing"
     found = f"{start}: {', '.join(said)}; {ending}."
-    if "image" in word.ledger.inputs:
+    if word.has_pictures:
+        seen = "pictures" if len(word.maps) > 1 else "picture"
         found += f" Without the {seen} it would be {number(word.prior)}."
     return found

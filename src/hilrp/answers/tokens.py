@@ -59,6 +59,24 @@ def pieces_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return found
 
 
+def labels_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """What each token is shown as: what it adds to the text, with the space before it; a mark by its name.
+
+    Example:
+        >>> labels_of(None, [7, 12])
+        ['7', ' 12']
+    """
+    special = set() if tokenizer is None else set(tokenizer.all_special_ids)
+    names, found, start = names_of(tokenizer, ids), [], 0
+    for stop in range(len(ids) + 1):
+        if stop < len(ids) and ids[stop] not in special:
+            continue
+        found += pieces_of(tokenizer, ids[start:stop])
+        found += names[stop : stop + 1]
+        start = stop + 1
+    return found
+
+
 def _alike(one: str, other: str) -> str:
     """What two texts begin with."""
     count = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hilrp.app.answers import ASK
 from hilrp.app.controller import Controller
 from hilrp.app.relative import PASSES, reference_of
 from hilrp.app.sessions import Session
@@ -81,6 +82,10 @@ class Actions:
     def caption(self, session: Session, text: str) -> None:
         """A caption was typed."""
         self.controller.ask(session, target=f"text:{text}", against=None)
+
+    def question(self, session: Session, text: str) -> None:
+        """A question was typed."""
+        self.controller.ask(session, target=f"{ASK}{text}", against=None)
 
     def rules(self, session: Session, rules: str) -> None:
         """Other rules were chosen: they begin with a reference of their own, or with none."""

@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from hilrp.app.actions import Actions
+from hilrp.app.answers import ASK
 from hilrp.app.comparison import CHOSEN, Compared, choices
 from hilrp.app.components import frame, links, marks, models, passes, references, said, wanted
 from hilrp.app.controller import not_comparable
@@ -121,6 +122,13 @@ class _Page:
                     elem_id="region",
                     visible=False,
                 )
+                self.question = gr.Textbox(
+                    label="Question",
+                    placeholder="what colour is the ring?",
+                    info="Enter asks it.",
+                    elem_id="question",
+                    visible=False,
+                )
                 self.caption = gr.Textbox(
                     label="Caption",
                     placeholder="a striped red star",
@@ -159,6 +167,7 @@ class _Page:
             self._on(self.against.input, do.against, [self.against])
             self._on(self.region.submit, do.region, [self.region])
             self._on(self.caption.submit, do.caption, [self.caption])
+            self._on(self.question.submit, do.question, [self.question])
             self._on(self.rules.input, do.rules, [self.rules])
             self._on(self.reference.input, do.reference, [self.reference])
             self._on(self.passes.input, do.passes, [self.passes])
@@ -253,8 +262,8 @@ class _Page:
     def _outputs(self) -> list[Any]:
         return [
             self.status, self.style, self.files, self.scene, self.pictures, self.model, self.checkpoint, self.classes,
-            self.predictions, self.label, self.against, self.region, self.caption, self.rules, self.reference,
-            self.passes, self.viewer, self.exports, self.code, self.compared, self.compare, self.why,
+            self.predictions, self.label, self.against, self.region, self.caption, self.question, self.rules,
+            self.reference, self.passes, self.viewer, self.exports, self.code, self.compared, self.compare, self.why,
         ]  # fmt: skip
 
     def _shown(self, session: Session, problems: list[str]) -> dict[Any, Any]:
@@ -285,6 +294,7 @@ class _Page:
             self.predictions: gr.Radio(
                 [(f"{c.name} ({c.figure})" if c.figure else c.name, c.target) for c in offered],
                 value=session.target if listed and session.against is None else None,
+                label="Click to ask" if kind == "answers" else "What the model says: click to explain",
             ),
             self.label: gr.Dropdown(
                 names, value=label, allow_custom_value=typed, visible=kind in ("classes", "regions", "objects")
@@ -299,6 +309,9 @@ class _Page:
             self.why: f'<p class="soft">{not_comparable(session)}</p>' if not_comparable(session) else "",
             self.region: gr.Textbox(value=box.replace(",", ", "), visible=kind == "regions"),
             self.caption: gr.Textbox(visible=loaded is not None and loaded.texts is not None),
+            self.question: gr.Textbox(
+                value=(session.target or "").removeprefix(ASK) if kind == "answers" else "", visible=kind == "answers"
+            ),
             self.rules: session.rules,
             self.reference: references(session),
             self.passes: passes(session),

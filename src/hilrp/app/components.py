@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from hilrp.app.answers import STANDS_FOR_NONE
 from hilrp.app.problems import shown
 from hilrp.app.relative import REFERENCES, reference_of
 from hilrp.app.results import KINDS
@@ -20,7 +21,9 @@ _LONG = 26
 def references(session: Session, **more: Any) -> Any:
     """What the score can be compared with; with nothing, where the rules don't need a reference."""
     nothing = [] if reference_of(session.rules) else [("nothing: explain the score itself", "")]
-    offered = [*nothing, *((words, name) for name, words in REFERENCES.items())]
+    answers = session.loaded is not None and session.loaded.processor is not None
+    known = STANDS_FOR_NONE if answers else REFERENCES
+    offered = [*nothing, *((words, name) for name, words in known.items())]
     return gr.Dropdown(offered, value=session.reference or "", **more)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hilrp.app import pictures
+from hilrp.app.answers import AnswerResult, inquiry, offered
 from hilrp.app.code import Request
 from hilrp.app.comparison import Compared, compare
 from hilrp.app.models import Models
@@ -151,8 +152,11 @@ class Controller:
             raise InputError("There is no model yet. Choose one.")
         picture, prediction = self._fitting(session, loaded), None
         if picture is not None:
-            with self._computing(session):
-                prediction = predict(loaded, loaded.batch([picture.image]))
+            if loaded.processor is not None:
+                prediction = offered(loaded, picture)
+            else:
+                with self._computing(session):
+                    prediction = predict(loaded, loaded.batch([picture.image]))
         # All of it at once: what can't be looked at leaves everything as it was.
         if loaded is not session.loaded:
             session.loaded, session.checkpoint, session.classes = loaded, checkpoint, classes
@@ -194,6 +198,9 @@ class Controller:
         loaded, picture = session.loaded, session.picture
         if loaded is None or picture is None or session.target is None:
             raise InputError("There is nothing to explain yet. Choose a picture, a model and a class.")
+        if loaded.processor is not None:
+            session.keep(self._answered(session, loaded, picture, session.target))
+            return
         request = Request(
             session.target,
             session.against,
@@ -214,6 +221,12 @@ class Controller:
             found = explainer.explain(x, _target(parsed), passes=request.passes, progress=session.progress)
         session.keep(Result(on_processor(found), picture, loaded, request, parsed))
 
+    def _answered(self, session: Session, loaded: Loaded, picture: pictures.Picture, target: str) -> AnswerResult:
+        """What a model answers, explained word by word."""
+        asked = inquiry(target, picture, session.rules, session.reference, session.passes)
+        with self._computing(session, *([session.cancelled] if session.passes > 1 else ())):
+            return AnswerResult(asked.run(loaded), picture, loaded, asked, session.checkpoint)
+
     @contextmanager
     def _computing(self, session: Session, *stops: threading.Event) -> Iterator[None]:
         """The turn of a tab, which ends at the next layer of the model once the tab is closed or told to stop."""
@@ -224,7 +237,7 @@ class Controller:
     def comparable(session: Session) -> Result:
         """The last explanation, if other methods have one for it, too."""
         why = not_comparable(session)
-        if session.result is None or why:
+        if why or not isinstance(session.result, Result):
             raise InputError(why)
         return session.result
 
@@ -246,6 +259,8 @@ def not_comparable(session: Session) -> str:
     """Why there is nothing to compare other methods on; empty where there is."""
     if session.result is None:
         return "There is no explanation yet to compare others with."
+    if isinstance(session.result, AnswerResult):
+        return "Other methods explain the score of one class of a picture. This is an answer in words."
     found = session.result.explanation
     if found.target is None:
         return "Other methods explain the score of one class of a picture. This question is another one."

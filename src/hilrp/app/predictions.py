@@ -38,7 +38,8 @@ class Prediction:
     """What a model says of a picture.
 
     Attributes:
-        kind: ``"classes"``, ``"regions"`` (segmentation), ``"objects"`` (detection) or ``"features"``.
+        kind: ``"classes"``, ``"regions"`` (segmentation), ``"objects"`` (detection), ``"features"``, or ``"answers"``:
+            then the choices are questions.
         choices: The strongest first.
     """
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hilrp.app.answers import AnswerResult
 from hilrp.app.pictures import Picture, discard
 from hilrp.app.predictions import Prediction
 from hilrp.app.relative import REFERENCE, RULES, Start
@@ -78,7 +79,7 @@ class Session:
     reference: str | None = REFERENCE
     passes: int = 1
     progress: Progress | None = None
-    results: OrderedDict[str, Result] = field(default_factory=OrderedDict)
+    results: OrderedDict[str, Result | AnswerResult] = field(default_factory=OrderedDict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     stop: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -125,14 +126,14 @@ class Session:
             discard(file)
         self.files.clear()
 
-    def keep(self, result: Result) -> None:
+    def keep(self, result: Result | AnswerResult) -> None:
         """Keeps an explanation; the oldest is forgotten."""
         self.results[result.token] = result
         while len(self.results) > _RESULTS:
             self.results.popitem(last=False)
 
     @property
-    def result(self) -> Result | None:
+    def result(self) -> Result | AnswerResult | None:
         """The last explanation."""
         return next(reversed(self.results.values()), None)
 
@@ -205,7 +206,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def result(self, token: str) -> Result | None:
+    def result(self, token: str) -> Result | AnswerResult | None:
         """A result by its token."""
         return next((s.results[token] for s in self._all() if token in s.results), None)
 

@@ -20,7 +20,7 @@ from hilrp.util.telemetry import switches
 
 app = typer.Typer(add_completion=True)
 #: The commands in the order in which they are listed: one picture, many, comparisons, proofs.
-ORDER = "explain serve demo models scenes run summary merge bench views audit verify coverage".split()
+ORDER = "explain ask serve demo models scenes run summary merge bench views audit verify coverage".split()
 
 
 def _version(wanted: bool) -> None:

@@ -76,7 +76,8 @@ Against = Annotated[
     typer.Option(
         "--against",
         metavar="CLASS",
-        help="Why the target rather than this class: explains the difference of the two.",
+        help="Why the target rather than this class, or the word of an answer rather than this word: explains the "
+        "difference of the two.",
         rich_help_panel=_QUESTION,
     ),
 ]

@@ -18,6 +18,8 @@ from hilrp.util.regular_files import open_regular, printable
 #: The model that commands take where none is named, if their pictures are photographs, and if they are scenes.
 DEFAULT_MODEL = "timm/tiny_vit_5m_224.dist_in22k_ft_in1k"
 SCENES_MODEL = f"{ZOO}/swin"
+#: And where a question is asked.
+ANSWERING_MODEL = f"{ZOO}/captioner"
 #: The most bytes that a file with the names of classes may have.
 _NAMES = 2**24
 

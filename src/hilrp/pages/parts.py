@@ -7,7 +7,8 @@ and the colours of light, dark and paper, are in style.css alone.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -24,7 +25,7 @@ _STOPS = 16
 
 
 def sheet(name: str) -> str:
-    """A style sheet of this folder."""
+    """A style sheet or a script of this folder."""
     return (files("hilrp.pages") / name).read_text()
 
 
@@ -37,6 +38,11 @@ def page(title: str, body: str, style: str = "") -> str:
         f"<title>{escape(title)}</title>\n<style>{sheet('style.css')}{sheet('page.css')}{style}</style></head>\n"
         f"<body><main>\n{body}\n</main></body></html>\n"
     )
+
+
+def safe(data: Mapping[str, Any]) -> str:
+    """Data for a script of the page, as JSON that nothing in it can end: names may be anything."""
+    return json.dumps(data).replace("<", "\\u003c")
 
 
 def card(body: str, kind: str = "") -> str:

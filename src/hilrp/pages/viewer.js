@@ -1,18 +1,6 @@
 // The map of one explanation: drawn, smoothed, and read pixel by pixel, all in this page.
-"use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-const floats = (text) => new Float32Array(bytes(text).buffer);
-/** Numbers of 16 bits, times their scale. */
-function halves({ scale, values }) {
-  return Float32Array.from(new Uint16Array(bytes(values).buffer), (half) => {
-    const [exponent, fraction] = [(half >> 10) & 31, half & 1023];
-    const size = exponent ? 2 ** (exponent - 25) * (1024 + fraction) : 2 ** -24 * fraction;
-    return (half >> 15 ? -size : size) * scale;
-  });
-}
-const byId = (id) => document.getElementById(id);
 
 const { width, height } = data;
 const relevance = floats(data.map);
@@ -28,49 +16,12 @@ let shown = relevance;
 let limit = 1;
 let box = null;
 
-/** The scale is centred at zero; the strongest 0.5 % of the values saturate. */
-function limitOf(values) {
-  const sizes = Float32Array.from(values, Math.abs).sort();
-  return sizes[Math.floor(0.995 * (sizes.length - 1))] || sizes[sizes.length - 1] || 1;
-}
-
-function smoothed(values, radius) {
-  if (!radius) return values;
-  const kernel = Array.from({ length: 2 * radius + 1 }, (_, i) => 0.5 - 0.5 * Math.cos((2 * Math.PI * (i + 1)) / (2 * radius + 2)));
-  const total = kernel.reduce((a, b) => a + b);
-  const along = (source, count, lines, step, across) => {
-    const out = new Float32Array(source.length);
-    for (let line = 0; line < lines; line++)
-      for (let i = 0; i < count; i++) {
-        let sum = 0;
-        for (let k = Math.max(-radius, -i); k <= Math.min(radius, count - 1 - i); k++)
-          sum += kernel[k + radius] * source[line * across + (i + k) * step];
-        out[line * across + i * step] = sum / total;
-      }
-    return out;
-  };
-  return along(along(values, width, height, 1, width), height, width, width, 1);
-}
-
 const kept = (value) => (value > 0 ? byId("positive").checked : byId("negative").checked) ? value : 0;
-const colour = (value, scale) => 3 * Math.max(0, Math.min(255, Math.floor(128 * (value / scale + 1))));
 
 function draw() {
   if (!picture) return;
   const opacity = byId("opacity").value / 100;
-  const image = new ImageData(width, height);
-  for (let i = 0; i < width * height; i++) {
-    const value = kept(shown[i]);
-    const strength = opacity * Math.min(1, Math.abs(value) / limit);
-    const at = colour(value, limit);
-    const grey = (picture[4 * i] + picture[4 * i + 1] + picture[4 * i + 2]) / 3;
-    for (let c = 0; c < 3; c++) {
-      // Dimmed, so that relevance is seen on it.
-      const ground = byId("coloured").checked ? 71 + 0.27 * picture[4 * i + c] + 0.33 * grey : 102 + 0.6 * grey;
-      image.data[4 * i + c] = (1 - strength) * ground + strength * colours[at + c];
-    }
-    image.data[4 * i + 3] = 255;
-  }
+  const image = painted(shown.map(kept), picture, width, height, { limit, colours, opacity, coloured: byId("coloured").checked });
   sheet.getContext("2d").putImageData(image, 0, 0);
   const pen = canvas.getContext("2d");
   pen.imageSmoothingEnabled = byId("smoothing").value > 0;
@@ -103,11 +54,6 @@ function drawOutline(pen) {
 }
 
 // What a place carries: always of the map itself, never of what is smoothed for the eye. ----------------------------
-
-const number = (value) => (Math.abs(value) >= 0.1 ? value.toFixed(2) : value.toPrecision(2));
-const minus = (text) => text.replace("-", "\u2212");
-const signed = (value) => (value > 0 ? "+" : "") + number(value);
-const percent = (part) => (Math.abs(part) >= 0.1 || part === 0 ? Math.round(100 * part) : (100 * part).toPrecision(2)) + " %";
 
 function sums(left, top, right, bottom) {
   let [positive, negative] = [0, 0];
@@ -250,7 +196,7 @@ for (const small of document.querySelectorAll("canvas.stage")) {
 byId("smoothing").addEventListener("input", () => {
   const radius = Number(byId("smoothing").value);
   byId("radius").textContent = radius ? `${radius} pixels` : "off";
-  shown = smoothed(relevance, radius);
+  shown = smoothed(relevance, width, height, radius);
   limit = limitOf(shown);
   [byId("low").textContent, byId("high").textContent] = [minus(number(-limit)), number(limit)];
   draw();
@@ -274,9 +220,4 @@ original.onload = () => {
 };
 original.src = data.picture;
 
-if (window.parent !== window && window.origin !== "null")
-  new ResizeObserver(() => {
-    const { offsetHeight, offsetWidth } = document.documentElement;
-    // Behind another tab a page has no size.
-    if (offsetWidth) window.parent.postMessage({ hilrp: "height", height: offsetHeight }, window.origin);
-  }).observe(document.documentElement);
+tellHeight();

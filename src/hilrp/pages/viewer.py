@@ -5,11 +5,8 @@ It needs nothing else, not even a connection.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +18,7 @@ from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.plotting import COLOURS, displayable, held, stages_shown
 from hilrp.pages.arrays import as_bytes, as_floats, errors_of
 from hilrp.pages.charts import trace, waterfall
-from hilrp.pages.parts import folded, inline, legend, page
+from hilrp.pages.parts import folded, inline, legend, page, safe, sheet
 from hilrp.pages.words import has_shares, headline, share_of, surety, verdict
 
 #: What is said of the colours.
@@ -124,7 +121,7 @@ def viewer_page(
     )
     noted = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in notes)
     label = f"{escape(title, quote=True)}: relevance on the picture"
-    script = (files("hilrp.pages") / "viewer.js").read_text()
+    script = f"{sheet('maps.js')}{sheet('viewer.js')}"
     inside = (
         f"{_stages(explanation, names)}<h2>{'Where the score comes from' if relative else 'Where the score went'}</h2>"
         f'<div class="scroll">{waterfall(explanation, relative_to=relative_to)}</div>{_notes(explanation)}'
@@ -151,18 +148,13 @@ def viewer_page(
 <button id="ask" type="button" hidden>Explain this region</button></p></div></div>
 {folded("Stage by stage, and the ledger", inside)}
 {folded("The same in Python", f"<pre>{escape(code)}</pre>") if code else ""}
-<script type="application/json" id="data">{_safe(data)}</script><script>{script}</script>"""
+<script type="application/json" id="data">{safe(data)}</script><script>{script}</script>"""
     return page(title, body, _STYLE)
 
 
 def _image(explanation: Explanation) -> np.ndarray:
     found: np.ndarray = explanation.image_of(explanation.input)[0].detach().float().cpu().numpy()
     return found
-
-
-def _safe(data: dict[str, Any]) -> str:
-    """JSON that nothing in it can end: names of files and classes may be anything."""
-    return json.dumps(data).replace("<", "\\u003c")
 
 
 def _stages(explanation: Explanation, names: list[str]) -> str:

@@ -87,13 +87,17 @@ class Scene:
     @property
     def caption(self) -> str:
         """Such as "a striped red star above a blue ring, with a dotted yellow cross"."""
+        return " ".join(text for text, _ in self.phrases).replace(" ,", ",")
+
+    @property
+    def phrases(self) -> list[tuple[str, tuple[Thing, ...]]]:
+        """The caption in parts, from the largest object on, and the objects that each part speaks of."""
         first, *others = sorted(self.things, key=lambda thing: -int(thing.mask.sum()))
-        if not others:
-            return first.caption
-        second, *rest = others
-        text = f"{first.caption} {_relation(first, second)} {second.caption}"
-        names = [thing.caption for thing in rest]
-        return text if not names else f"{text}, with {' and '.join(names)}"
+        found: list[tuple[str, tuple[Thing, ...]]] = [(first.caption, (first,))]
+        for i, thing in enumerate(others):
+            joined = (relation(first, thing), (first, thing)) if i == 0 else (", with" if i == 1 else "and", ())
+            found += [joined, (thing.caption, (thing,))]
+        return found
 
     def mask(self, label: int) -> Mask:
         """Where a class is seen: nowhere, if it is not in the picture."""
@@ -228,7 +232,8 @@ def _compose(ground: Array, sprites: Sequence[Sprite]) -> Image:
     return np.round(255 * np.clip(picture, 0, 1)).astype(np.uint8)
 
 
-def _relation(first: Thing, second: Thing) -> str:
+def relation(first: Thing, second: Thing) -> str:
+    """How an object lies to another, along the axis on which they are further apart."""
     (y, x), (other_y, other_x) = first.centre, second.centre
     if abs(y - other_y) >= abs(x - other_x):
         return "above" if y < other_y else "below"

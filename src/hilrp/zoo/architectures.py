@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from hilrp.scenes import CLASSES
 
 SIZE = 128
+#: The side of a patch, of flat transformers.
+PATCH = 8
 #: What the photographs show that the second zoo was trained on: ten classes of ImageNet (Imagenette).
 PHOTO_CLASSES = (
     "tench", "English springer", "cassette player", "chain saw", "church", "French horn", "garbage truck", "gas pump",
     "golf ball", "parachute",
 )  # fmt: skip
-_FLAT: dict[str, Any] = {"img_size": SIZE, "patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4}
+_FLAT: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 128, "depth": 6, "num_heads": 4}
 
 
 def _resnet(classes: int) -> nn.Module:
@@ -222,6 +224,13 @@ def detector(classes: int = len(CLASSES)) -> nn.Module:
     return Detector(Pyramid(2), list(Pyramid.WIDTHS[1:]), classes)
 
 
+def captioner() -> nn.Module:
+    """The ViT of the two towers, read by a small decoder that answers in words."""
+    from hilrp.zoo.captioner import Captioner
+
+    return Captioner(vit_encoder(), _FLAT["embed_dim"])
+
+
 #: Name -> architecture of those that are no classifiers.
 OTHERS = {
     "towers": Architecture("two towers", lambda _: towers()),
@@ -232,4 +241,7 @@ OTHERS = {
     "detector": Architecture("ResNet, deformable attention", detector),
     # A classifier that was taught a shortcut: see `hilrp.scenes.tag`.
     "shortcut": Architecture("ResNet", _resnet),
+    "captioner": Architecture("ViT, Llama's decoder", lambda _: captioner()),
+    # Taught that every cross is called red: a prejudice of its language.
+    "captioner-prior": Architecture("ViT, Llama's decoder", lambda _: captioner()),
 }

@@ -59,6 +59,18 @@ class Preprocess:
         return seen.flip(-3) if self.reversed else seen
 
 
+def of_answers(name: str) -> Preprocess:
+    """For a model that answers in words: pictures alone are not what it takes, and what to do is said."""
+
+    def refuse(image: Any) -> Tensor:
+        raise InputError(
+            f"{name} answers in words, and tells no classes apart. Ask it: hilrp ask FILE QUESTION --model {name}, or "
+            "hilrp.explain_answer(loaded.model, loaded.processor, image, question)."
+        )
+
+    return Preprocess(refuse)
+
+
 @dataclass(frozen=True)
 class Texts:
     """The text tower of a model of two.
@@ -103,6 +115,8 @@ class Loaded:
         classes: The names of its classes, where they are known.
         weights: Where the weights are from.
         texts: The text tower, of a model of two.
+        processor: What makes inputs of pictures and a prompt, of a model that answers in words: see
+            `hilrp.explain_answer`.
     """
 
     name: str
@@ -111,9 +125,12 @@ class Loaded:
     classes: list[str] | None = None
     weights: str = "published weights"
     texts: Texts | None = None
+    processor: Any = None
 
     def __repr__(self) -> str:
         count = f"{len(self.classes)} classes" if self.classes else "classes without names"
+        if self.processor is not None:
+            count = "answers in words"
         return f"Loaded({self.name}, {self.weights}, {count})"
 
     def batch(self, images: Sequence[Image.Image | str | Path]) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hilrp.attribution.texts import ImageTower
 from hilrp.models import checkpoint_files, weights
+from hilrp.models.libraries import answering
 from hilrp.models.libraries.loaded import Loaded, Preprocess, Texts
 from hilrp.models.libraries.recipe import Recipe, download, images, keyword, strongest
 from hilrp.util.errors import InputError
@@ -353,11 +354,13 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     towers = all(hasattr(config, part) for part in ("text_config", "vision_config")) and any(
         each.endswith("Model") for each in architectures
     )
+    if head is None and answering.answers(config):
+        return answering.load(name, config, checkpoint)
     if head is None and not towers:
         raise InputError(
             f"transformers/{name} ({', '.join(architectures or ['no architecture given'])}) is no classifier, "
-            "segmentation model, detector or model of two towers. Load it with transformers, and pass hilrp.explain "
-            "a target: a function of its output."
+            "segmentation model, detector, model of two towers or one that answers in words. Load it with "
+            "transformers, and pass hilrp.explain a target: a function of its output."
         )
     kind: Any = getattr(transformers, head or "AutoModel")
     processor: Any = download(

@@ -14,23 +14,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
 
 from hilrp.attribution.texts import ImageTower, ZeroShot
 from hilrp.models import checkpoint_files, weights
-from hilrp.models.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts
-from hilrp.models.libraries.recipe import Recipe, images
+from hilrp.models.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts, of_answers
+from hilrp.models.libraries.recipe import Recipe, images, keyword
 from hilrp.scenes import CLASSES
+from hilrp.scenes.questions import DESCRIBE
 from hilrp.util.errors import InputError
-from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, PHOTOS, SIZE
+from hilrp.zoo.architectures import ARCHITECTURES, OTHERS, PATCH, PHOTOS, SIZE
+from hilrp.zoo.captioner import MERGED, Captioner
 from hilrp.zoo.towers import LENGTH, TwoTowers, pieces, tokenise
+from hilrp.zoo.vocabulary import Processor
 
 _WEIGHTS = files("hilrp.zoo") / "weights"
 #: Those whose weights come with the package.
 _ARCHITECTURES = {
     name: each for name, each in (ARCHITECTURES | PHOTOS | OTHERS).items() if (_WEIGHTS / f"{name}.json").is_file()
 }
+#: What an audit asks of a captioner.
+ASKED = {"type": "text", "text": DESCRIBE}
 #: What the card of a model says of how good it is -> in words.
 FIGURES = {
     "mean_average_precision": "mAP",
@@ -39,6 +45,7 @@ FIGURES = {
     "linear_average_precision": "mAP of a linear probe",
     "mean_iou": "mean IoU",
     "average_precision_50": "AP50 of boxes",
+    "answer_accuracy": "right answers",
 }
 
 
@@ -95,7 +102,17 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     if size not in (None, SIZE):
         raise InputError(f"zoo/{name} takes images of {SIZE} x {SIZE}.")
     made = model(name)
+    if isinstance(made, Captioner):
+        prompt = processor().apply_chat_template([{"role": "user", "content": [{"type": "image"}, ASKED]}])
+        ids = processor()([Image.new("RGB", (SIZE, SIZE))], [prompt])["input_ids"][0]
+        return Recipe(made, keyword("pixel_values", images(SIZE), input_ids=ids), _next_word)
     return Recipe(ImageTower(made) if isinstance(made, TwoTowers) else made, images(SIZE))
+
+
+def _next_word(output: Any) -> Tensor:
+    """The logit of the word that is said next."""
+    found: Tensor = output.logits[:, -1].amax(1)
+    return found
 
 
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
@@ -106,6 +123,8 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     else:
         made = weights.fitted(_ARCHITECTURES[name].make, checkpoint_files.read(checkpoint), name, checkpoint)
         origin = f"weights of {Path(checkpoint).name}"
+    if isinstance(made, Captioner):
+        return Loaded(f"zoo/{name}", made, of_answers(f"zoo/{name}"), None, origin, processor=processor())
     if not isinstance(made, TwoTowers):
         classes = None if getattr(made, "num_classes", None) == 0 else list(_ARCHITECTURES[name].classes)
         return Loaded(f"zoo/{name}", made, preprocess, classes, origin)
@@ -117,10 +136,13 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     return Loaded(f"zoo/{name}", classifier, preprocess, list(CLASSES), origin, texts)
 
 
+def processor() -> Processor:
+    """What makes the captioner's inputs of a picture and a prompt."""
+    return Processor(_preprocess, (SIZE // PATCH // MERGED) ** 2)
+
+
 def _preprocess(image: Any) -> Tensor:
     """Short side to 128 pixels, the middle of it, values from -1 to 1; a scene stays as it is."""
-    from PIL import ImageOps
-
     fitted = image if image.size == (SIZE, SIZE) else ImageOps.fit(image, (SIZE, SIZE))
     pixels = torch.from_numpy(np.array(fitted.convert("RGB"))).permute(2, 0, 1)
     return pixels.float() / 127.5 - 1

@@ -1,0 +1,274 @@
+"""Words of answers about scenes: where their maps lie, what they are worth, and how much of a word is language alone.
+
+    python benchmarks/answers.py                 # docs/results/figures/answers.csv.gz, about two hours on two cores
+    python benchmarks/answers.py --scenes 4      # a look
+
+The models are the zoo's captioner and the one with a prejudice. Answered are questions about scenes that no model has
+seen; of answers that are right, to the word, all words are explained that speak of one object. The greedy search, which
+takes thousands of passes a word, is run on fewer (`--searched`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from answer_methods import ATTNLRP, CELLS, METHODS, Attention, Case, Method, cells_of, curves, explained
+from measuring import peak, plain_pass, timed
+from PIL import Image
+from torch import Tensor, nn
+
+import hilrp
+from hilrp.answers.tokens import Span, words_of
+from hilrp.jobs.bench.metrics.localisation import energy, pointing
+from hilrp.models.libraries.loaded import Loaded
+from hilrp.scenes import CLASSES, Scene, Scenes
+from hilrp.scenes.questions import Question, some_questions
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+from keep_figures import Row, write
+
+#: Scenes that nothing was trained on, nor chosen by.
+SEED = 41
+#: Names of the models, as tables have them.
+MODELS = ("captioner", "captioner-prior")
+#: Words that say nothing of an object by themselves.
+_SMALL = {"a", ",", "with", "and"}
+
+
+def asked(loaded: Loaded, scenes: Sequence[Scene], count: int) -> Iterator[tuple[Scene, Question, str]]:
+    """Questions about each scene, and what the model answers."""
+    for number, scene in enumerate(scenes):
+        for question in some_questions(scene, chance_of(number), count):
+            processor: Any = loaded.processor
+            prompt = processor.apply_chat_template(
+                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question.text}]}]
+            )
+            made = processor([Image.fromarray(scene.image)], [prompt])
+            ids = loaded.model.generate(**made)[0, made["input_ids"].shape[1] :].tolist()  # type: ignore[operator]
+            yield scene, question, processor.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def chance_of(number: int) -> Any:
+    """Chance that belongs to a scene."""
+    return np.random.default_rng([SEED, number])
+
+
+def case_of(loaded: Loaded, scene: Scene, question: Question) -> tuple[Case, list[int]] | None:
+    """The words of a right answer that speak of one object, and that object's label for each."""
+    tokenizer = loaded.processor.tokenizer
+    words = words_of(tokenizer, tokenizer(question.said)["input_ids"])
+    chosen: list[tuple[Span, int]] = []
+    for word, (said, labels) in zip(words, question.answer, strict=True):
+        assert word.text == said
+        if len(labels) == 1 and said not in _SMALL:
+            chosen.append((word, labels[0]))
+    if not chosen:
+        return None
+    spans = tuple(span for span, _ in chosen)
+    return Case(loaded, Image.fromarray(scene.image), question.text, question.said, spans), [l for _, l in chosen]
+
+
+# Where maps lie, and what they are worth
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def placed(maps: Sequence[Tensor], scene: Scene, labels: Sequence[int]) -> Iterator[dict[str, float]]:
+    """Where each word's map lies: on the object that it speaks of, on the others, on neither."""
+    for relevance, label in zip(maps, labels, strict=True):
+        own = torch.from_numpy(scene.mask(label))[None]
+        rest = torch.stack([torch.from_numpy(t.mask) for t in scene.things if t.label != label]).any(0)[None]
+        on, others = float(energy(relevance[None], own)), float(energy(relevance[None], rest))
+        yield {
+            "pointing": float(pointing(relevance[None], own)),
+            "energy on the object": on,
+            "energy excess": on - float(own.float().mean()),
+            "energy on others": others,
+            "more on its own": float(on / float(own.float().mean()) > others / float(rest.float().mean())),
+        }
+
+
+def measure(name: str, method: Method, cases: Sequence[tuple[Scene, Case, list[int]]]) -> list[Row]:
+    """The figures of a method, word by word."""
+    rows: list[Row] = []
+    number = 0
+    for scene, case, labels in cases:
+        maps = method(case)
+        deletion, insertion = curves(case, maps)
+        for i, facts in enumerate(placed(maps, scene, labels)):
+            facts |= {"deletion": deletion[i], "insertion": insertion[i], "flip": insertion[i] - deletion[i]}
+            rows += [("captioner", name, figure, number, f"{value:.6g}") for figure, value in facts.items()]
+            number += 1
+    return rows
+
+
+# What language alone makes of a word
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def kind_of(question: Question, labels: tuple[int, ...], word: str) -> str | None:
+    """What a word is, for the question how much of it language alone makes."""
+    crosses = {label for label, name in enumerate(CLASSES) if name.endswith("cross")}
+    if word in _SMALL:
+        return "small words"
+    if question.kind == "colour":
+        return "colour of a cross" if set(labels) <= crosses else "colour of others"
+    return {"texture": "texture", "shape": "shape"}.get(question.kind)
+
+
+def priors(name: str, loaded: Loaded, scenes: Sequence[Scene], count: int) -> list[Row]:
+    """The part of a word's score that is there without the picture, and with pictures of other scenes instead of it."""
+    rows: list[Row] = []
+    chance = random.Random(SEED)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for scene, question, said in asked(loaded, scenes, count):
+        # A prejudice answers wrongly, and in as many words.
+        if said != question.said and question.kind != "colour":
+            continue
+        tokenizer = loaded.processor.tokenizer
+        words = words_of(tokenizer, tokenizer(said)["input_ids"])
+        kinds = [kind_of(question, labels, word) for word, labels in question.answer]
+        named = [(word, kind) for word, kind in zip(words, kinds, strict=True) if kind]
+        if not named:
+            continue
+        case = Case(loaded, Image.fromarray(scene.image), question.text, said, tuple(word for word, _ in named))
+        others = chance.sample([each for each in scenes if each is not scene], 4)
+        plain = explained(case)
+        elsewhere = [explained(case, reference=Image.fromarray(each.image)) for each in others]
+        for i, (_, kind) in enumerate(named):
+            score = plain.words[i].score
+            if score > 0:
+                other = sum(each.words[i].prior for each in elsewhere) / len(elsewhere)
+                found.setdefault(kind, []).append((plain.words[i].prior / score, other / score))
+    for kind, values in found.items():
+        for number, (own, other) in enumerate(values):
+            rows.append((name, "secant", f"prior, {kind}", number, f"{own:.6g}"))
+            rows.append((name, "secant", f"prior with other pictures, {kind}", number, f"{other:.6g}"))
+    planted, honest = ([own for own, _ in found.get(f"colour of {kind}", [])] for kind in ("a cross", "others"))
+    if planted and honest:
+        higher = sum((a > b) + 0.5 * (a == b) for a in planted for b in honest) / (len(planted) * len(honest))
+        rows.append((name, "secant", "prejudice told by its prior (AUROC)", 0, f"{higher:.6g}"))
+    return rows
+
+
+# Sinks
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def in_corners(relevance: Tensor) -> float:
+    """The part of a map's size that lies in the four corner cells of the picture, a sixteenth of it."""
+    sums = cells_of(relevance.abs(), CELLS).reshape(CELLS, CELLS)
+    return float(sums[:: CELLS - 1, :: CELLS - 1].sum() / sums.sum())
+
+
+def sinks(cases: Sequence[tuple[Scene, Case, list[int]]]) -> list[Row]:
+    """What falls on the first token and on the corners of pictures, where nothing is."""
+    rows: list[Row] = []
+    number = 0
+    for scene, case, _ in cases:
+        union = torch.from_numpy(sum(thing.mask for thing in scene.things) > 0)
+        if in_corners(union.float()) > 0:
+            continue
+        found = {
+            "secant": explained(case).words,
+            "hilrp": explained(case, rules="hilrp").words,
+            "AttnLRP": explained(case, rules=ATTNLRP, audit="warn").words,
+        }
+        model: Any = case.loaded.model
+        with torch.no_grad(), Attention() as noted:
+            model(case.sequence, case.pixels)
+        attention = [each for each in noted.found if each.shape[-1] == case.sequence.shape[1]][-1].mean(0)
+        for i, span in enumerate(case.spans):
+            for name, words in found.items():
+                word = words[i]
+                size = float(word.prompt.abs().sum() + word.earlier.abs().sum() + word.maps[0].abs().sum())
+                facts = {"first token": float(word.prompt[0].abs()) / size, "corners": in_corners(word.maps[0])}
+                rows += [("captioner", name, figure, number, f"{value:.6g}") for figure, value in facts.items()]
+            seen = attention[case.rows(span)].mean(0)
+            facts = {"first token": float(seen[0]), "corners": in_corners(case.drawn(seen[case.places]))}
+            rows += [("captioner", "last attention", figure, number, f"{value:.6g}") for figure, value in facts.items()]
+            number += 1
+    return rows
+
+
+# Cost
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def cost(name: str, method: Method, case: Case, repeats: int) -> list[Row]:
+    """Forward passes, time and memory of all words of an answer, and time relative to a pass forward and back."""
+    model: Any = case.loaded.model
+    count = 0
+
+    def note(module: nn.Module, args: Any, output: Tensor) -> None:
+        nonlocal count
+        count += output.shape[0]
+
+    hook = model.norm.register_forward_hook(note)
+    try:
+        method(case)
+    finally:
+        hook.remove()
+    asked = case.asked
+
+    def scores(pixels: Tensor) -> Tensor:
+        found: Tensor = asked.module(**asked.input | {"image": {"pixel_values": pixels[None]}})
+        return found.amax(1, keepdim=True).sum(0, keepdim=True)
+
+    plain = plain_pass(scores, case.pixels)  # type: ignore[arg-type]
+    ratios, times = [], []
+    for _ in range(repeats):
+        base = timed(plain, "cpu")
+        times.append(timed(lambda: method(case), "cpu"))
+        ratios.append(times[-1] / base)
+    held = peak(lambda: method(case), "cpu") / peak(plain, "cpu") if repeats > 1 else float("nan")
+    facts = {"forward passes": count, "seconds": min(times), "times a pass": min(ratios), "memory of a pass": held}
+    return [("captioner", name, figure, 0, f"{value:.6g}") for figure, value in facts.items() if value == value]
+
+
+def main() -> None:
+    """Reads the command line, measures, and writes the figures as they come."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenes", type=int, default=120)
+    parser.add_argument("--questions", type=int, default=3, help="of each scene")
+    parser.add_argument("--searched", type=int, default=20, help="answers that the greedy search explains, too")
+    parser.add_argument("--name", default="answers", help="of the file with the figures")
+    chosen = parser.parse_args()
+    scenes = [scene for scene in Scenes(SEED, 2 * chosen.scenes) if len(scene.things) > 1][: chosen.scenes]
+    models = {name: hilrp.load(f"zoo/{name}") for name in MODELS}
+    cases = []
+    for scene, question, said in asked(models["captioner"], scenes, chosen.questions):
+        found = case_of(models["captioner"], scene, question) if said == question.said else None
+        if found is not None:
+            cases.append((scene, *found))
+    words = sum(len(labels) for _, _, labels in cases)
+    print(f"{len(cases)} answers, {words} words", flush=True)
+    rows: list[Row] = []
+    example = next(case for _, case, _ in cases if len(case.spans) > 3)
+    for name, method in METHODS.items():
+        started = time.perf_counter()
+        few = cases[: chosen.searched] if name == "greedy search" else cases
+        rows += measure(name, method, few)
+        if name not in ("centre Gaussian", "chance"):
+            rows += cost(name, method, example, 1 if name == "greedy search" else 5)
+        if name == "greedy search":  # the others on the same words
+            for other in METHODS:
+                if other != name:
+                    again = measure(other, METHODS[other], few)
+                    rows += [(m, f"{o} (few)", figure, i, value) for m, o, figure, i, value in again]
+        print(name, f"{time.perf_counter() - started:.0f} s", write(chosen.name, rows), flush=True)
+    rows += sinks(cases)
+    for name, loaded in models.items():
+        rows += priors(name, loaded, scenes, chosen.questions)
+    print(write(chosen.name, rows), len(rows), "values")
+
+
+if __name__ == "__main__":
+    main()
