@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 import hilrp
+from hilrp.attribution.error_bars import share_text
+from hilrp.attribution.panels import Panel, Words
+from hilrp.attribution.pictures import composed, ends, figure_of
 from hilrp.attribution.plotting import COLOURS, as_text
+from hilrp.attribution.sentences import number
 
 #: Names that matplotlib would typeset, or fail on.
 NAMES = [r"$\badmacro{x}$", "$x^2$", "US $5 or $6", r"\$", "$", "$$", r"a\$b$c\\$", "50 %_{}^#&~", "<b>&amp;"]
@@ -66,3 +73,43 @@ def test_colours_are_told_apart_by_all_eyes(blind):
     against, for_it = color.rgb2lab(both)
     assert np.abs(against[:, 0] - for_it[:, 0]).max() < (20 if blind else 8)
     assert np.linalg.norm(against - for_it, axis=1).min() > 20
+
+
+@pytest.mark.parametrize("side", [114, 341, 512, 900], ids="{} wide".format)
+def test_words_do_not_lie_on_each_other_or_leave_the_figure(side):
+    """Below pictures of any width, of which the model saw a part."""
+    unseen = np.zeros((512, side), bool)
+    unseen[:100] = True
+    relevance = np.zeros((512, side), np.float32)
+    shown = Panel(np.ones((512, side, 3), np.float32), relevance, 0.00096, None, unseen)
+    said = Words("bloodhound", "48.1 % likely, score 7.78 (−0.18 on the picture's mean colour)", "Of the 7.96 " * 9)
+    figure = figure_of([shown, shown], [said, said])
+    drawn = FigureCanvasAgg(figure).get_renderer()
+    boxes = [text.get_window_extent(drawn) for text in figure.texts]
+    boxes += [axis.get_window_extent(drawn) for axis in figure.axes]
+    assert len(boxes) == 2 * (6 + 2)  # title, likelihood, two ends, what is pale, sentence; picture and colours
+    for i, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0
+        assert box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0
+        shared = [Bbox.intersection(box, other) for other in boxes[:i]]
+        assert not any(each.width > 1 and each.height > 1 for each in shared if each is not None)
+
+
+def test_a_line_is_drawn_around_the_region_and_its_edge_is_smooth():
+    rows, columns = np.mgrid[:400, :400]
+    disc = (rows - 200) ** 2 + (columns - 200) ** 2 < 120**2
+    plain = Panel(np.full((400, 400, 3), 0.5), np.zeros((400, 400)), 1.0, None, np.zeros((400, 400), bool))
+    around = composed(replace(plain, region=disc.astype(np.float32))).astype(int)
+    changed = np.abs(around - composed(plain)).max(2) > 0
+    distance = np.abs(np.hypot(rows - 199.5, columns - 199.5) - 120)
+    assert changed[distance < 1].all()
+    assert not changed[distance > 5].any()
+    # A line of pixels that are all light or all dark would be a staircase.
+    ground = composed(plain)[0, 0, 0]
+    between = (around[..., 0] > ground + 20) & (around[..., 0] < 235)
+    assert between.sum() > 200
+
+
+def test_numbers_have_one_minus_sign():
+    assert {number(-0.71)[0], ends(0.0013)[0][-7], share_text(-0.42, None)[0]} == {"\u2212"}

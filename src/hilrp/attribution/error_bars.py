@@ -60,13 +60,23 @@ def share_text(share: float, error: float | None) -> str:
     """
     if error is None:
         small = 0 < abs(share) < 0.01  # nearly nothing is not nothing
-        return f"{100 * share:.1g} %" if small else f"{_rounded(100 * share, 0)} %"
+        return f"{with_minus(f'{100 * share:.1g}')} %" if small else f"{_rounded(100 * share, 0)} %"
     digits = next((digits for digits, least in enumerate((0.95, 0.095, 0.005)) if 100 * error >= least), 0)
     return f"{_rounded(100 * share, digits)} % ± {_rounded(100 * error, digits)} %"
 
 
 def _rounded(value: float, digits: int) -> str:
-    return f"{round(value, digits) + 0.0:.{digits}f}"  # without the sign of a zero
+    return with_minus(f"{round(value, digits) + 0.0:.{digits}f}")  # without the sign of a zero
+
+
+def with_minus(number: str) -> str:
+    """A number as a reader wants it: with a minus sign, where Python writes a hyphen.
+
+    Example:
+        >>> with_minus("-1e-05")
+        '−1e-05'
+    """
+    return f"\u2212{number[1:]}" if number.startswith("-") else number
 
 
 def standard_error(pairs: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class Panel:
         picture: The picture, ``[H,W,3]`` from 0 to 1.
         relevance: The smoothed map in its place, ``[H,W]``.
         limit: The relevance from which on colours are the strongest, of a pixel of the model's input.
-        region: What is drawn around, ``[H,W]``.
+        region: What is drawn around, ``[H,W]``: how much of each pixel belongs to it.
         unseen: What the model did not see, ``[H,W]``.
     """
 
@@ -163,7 +163,7 @@ def panel(
         return whole.numpy()
 
     limit = float(relevance.abs().flatten().quantile(0.995)) or float(relevance.abs().max()) or 1.0
-    around = None if region is None else placed(region[None].detach().float().cpu()) > 0.5
+    around = None if region is None else placed(region[None].detach().float().cpu())
     unseen = placed(torch.ones_like(relevance)) == 0
     return Panel(drawn.permute(1, 2, 0).clamp(0, 1).numpy(), placed(relevance), limit, around, unseen)
 

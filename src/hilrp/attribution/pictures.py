@@ -6,24 +6,31 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 import numpy as np
+import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
 
 from hilrp.attribution.panels import Panel, Words
 from hilrp.attribution.plotting import COLOURS, as_text, coloured_by
 
 #: Pixels for an inch of a figure.
 _DOTS = 100
-#: Pixels of a figure's margins, of the lines above and below a picture, and of the legend between.
-_MARGIN, _LINE, _LEGEND = 24, 21, 46
-#: Letters are about so many pixels wide.
-_LETTER = 8.3
+#: Pixels of a figure's margins, and of the lines above and below a picture.
+_MARGIN, _LINE = 24, 21
+#: Pixels of a legend: what is between it and the picture, its colours, and a line of it.
+_GAP, _BAR, _SMALL = 12, 13, 17
+#: Letters are about so many pixels wide, and those of a legend.
+_LETTER, _SMALL_LETTER = 8.3, 7.2
 #: At most so many pictures are beside each other.
 _COLUMNS = 4
 #: What the pictures in a figure are known by.
 _PICTURE = "picture"
 #: What is said of a picture that is paler where the model did not see it.
 _PALE = "pale: not seen by the model"
+#: A line around a region is drawn so many times as large, and then made smaller: its edge is smooth.
+_FINER = 3
 
 
 def composed(panel: Panel) -> np.ndarray:
@@ -38,27 +45,31 @@ def composed(panel: Panel) -> np.ndarray:
     shown = (1 - 0.85 * strength) * ground + 0.85 * strength * coloured_by(panel.relevance, panel.limit)
     shown = np.where(panel.unseen[..., None], 0.75 + 0.25 * grey, shown)
     if panel.region is not None:
-        width = max(1, round(min(panel.region.shape) / 400))
-        inner = _edge(panel.region, width)
-        outer = _widened(inner, width) & ~inner
-        shown = np.where(outer[..., None], 0.1, np.where(inner[..., None], 1.0, shown))
+        inner, outer = _line_around(panel.region)
+        shown = shown + outer * (0.1 - shown)
+        shown = shown + inner * (1 - shown)
     made: np.ndarray = (255 * np.clip(shown, 0, 1)).round().astype(np.uint8)
     return made
 
 
-def _edge(region: np.ndarray, width: int) -> np.ndarray:
-    """The border of a region, so many pixels wide; where it ends with the picture there is none."""
-    return _widened(region, width) & _widened(~region, width)
+def _line_around(region: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How much of each pixel is under the line around a region, and under the wider one below it, ``[H,W,1]``.
+
+    Where the region ends with the picture there is none.
+    """
+    width = _FINER * max(1, round(min(region.shape) / 400))
+    held = torch.from_numpy(np.ascontiguousarray(region, np.float32))[None, None]
+    inside = (F.interpolate(held, scale_factor=_FINER, mode="bilinear") > 0.5).float()
+    inner = torch.minimum(_widened(inside, width), _widened(1 - inside, width))
+    both = (inner, _widened(inner, width))
+    covered, below = (F.avg_pool2d(each, _FINER)[0, 0, :, :, None].numpy() for each in both)
+    return covered, below
 
 
-def _widened(mask: np.ndarray, by: int) -> np.ndarray:
-    """A mask, and all that is at most so many pixels away along rows and columns."""
-    found = mask
-    for axis in (0, 1):
-        padded = np.pad(found, [(by, by) if a == axis else (0, 0) for a in (0, 1)])
-        parts = [np.take(padded, range(shift, shift + found.shape[axis]), axis) for shift in range(2 * by + 1)]
-        found = np.any(parts, axis=0)
-    return found
+def _widened(mask: Tensor, by: int) -> Tensor:
+    """A mask ``[1,1,H,W]``, and all that is at most so many pixels away along rows and columns."""
+    rows = F.max_pool2d(mask, (2 * by + 1, 1), 1, (by, 0))
+    return F.max_pool2d(rows, (1, 2 * by + 1), 1, (0, by))
 
 
 def figure_of(panels: Sequence[Panel], words: Sequence[Words], note: str = "", drawing: Figure | None = None) -> Figure:
@@ -82,7 +93,7 @@ def figure_of(panels: Sequence[Panel], words: Sequence[Words], note: str = "", d
         for each in words
     ]
     above = [int(1.35 * _LINE * len(title)) + _LINE * len(likely) + 10 for title, likely, _ in lines]
-    below = [_LEGEND + _LINE * len(said) + 14 for *_, said in lines]
+    below = [_legend_height(panel) + _LINE * len(said) + 14 for panel, (*_, said) in zip(panels, lines, strict=True)]
     columns = min(len(panels), _COLUMNS)
     rows = [range(first, min(first + columns, len(panels))) for first in range(0, len(panels), columns)]
     heights = [
@@ -139,16 +150,23 @@ def _draw(
     _write(figure, total, (left, top), "\n".join(likely), 10.5, "#444444")
     top += _LINE * len(likely) + 10
     _place(figure, total, (left, top), picture, _PICTURE)
-    top += picture.shape[0] + 12
-    ramp = colormaps[COLOURS](np.linspace(0, 1, picture.shape[1]))[None, :, :3].repeat(10, 0)
-    _place(figure, total, (left, top), (255 * ramp).astype(np.uint8))
-    top += 13
+    top += picture.shape[0] + _GAP
     low, high = ends(panel.limit)
-    _write(figure, total, (left, top), low, 9, "#444444")
-    _write(figure, total, (left + picture.shape[1], top), high, 9, "#444444", side="right")
+    # As wide as the picture, unless that is too narrow for what stands below.
+    across = max(picture.shape[1], round(_SMALL_LETTER * (len(low) + len(high) + 2)))
+    ramp = colormaps[COLOURS](np.linspace(0, 1, across))[None, :, :3].repeat(_BAR - 3, 0)
+    _place(figure, total, (left, top), (255 * ramp).astype(np.uint8))
+    _write(figure, total, (left, top + _BAR), low, 9, "#444444")
+    _write(figure, total, (left + across, top + _BAR), high, 9, "#444444", side="right")
     if panel.unseen.any():
-        _write(figure, total, (left + picture.shape[1] / 2, top), _PALE, 9, "#444444", side="center")
-    _write(figure, total, (left, top + _LEGEND - 25), "\n".join(said), 10.5, "black")
+        _write(figure, total, (left, top + _BAR + _SMALL), _PALE, 9, "#444444")
+    _write(figure, total, (left, top - _GAP + _legend_height(panel)), "\n".join(said), 10.5, "black")
+
+
+def _legend_height(panel: Panel) -> int:
+    """From the lower edge of a picture to the sentence below it."""
+    lines = 2 if panel.unseen.any() else 1
+    return _GAP + _BAR + _SMALL * lines + 9
 
 
 def ends(limit: float) -> tuple[str, str]:

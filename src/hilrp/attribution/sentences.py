@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hilrp.attribution.error_bars import RegionSum, share_text
+from hilrp.attribution.error_bars import RegionSum, share_text, with_minus
 from hilrp.attribution.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ def number(value: float) -> str:
 
     Example:
         >>> number(9.532), number(-0.01234)
-        ('9.53', '-0.012')
+        ('9.53', '−0.012')
     """
-    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+    return with_minus(f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}")
 
 
 def quoted(name: str) -> str:
