@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from scipy import stats
@@ -150,3 +152,28 @@ def test_masks_of_numpy_and_where_there_is_nothing():
     torch.testing.assert_close(found.region(upper).relevance, found.map[:, :2].double().sum((1, 2)))
     assert found.region(np.zeros((4, 4))).text() == "0 %"
     assert hilrp.explain(model, x, 0, "secant", x).region(upper).text() == "nothing to explain"
+
+
+@pytest.mark.parametrize(
+    ("passes", "said"),
+    [
+        (1, r"[0-9.]+ % comes from the marked region;"),
+        (4, r"[0-9.]+ % comes from the marked region \(± from 16 passes on\);"),
+        (8, r"[0-9.]+ % comes from the marked region \(± from 16 passes on\);"),
+        (16, r"[0-9.]+ % ± [0-9.]+ % comes from the marked region;"),
+        (Chains(6, 4, cells=4), r"[0-9.]+ % comes from the marked region \(± takes 4 pairs of chains\);"),
+    ],
+    ids=str,
+)
+def test_the_sentence_has_an_error_or_says_what_it_takes(passes, said):
+    """One pass has none, and promises none; of several the marked region takes twice as many as one that is given."""
+    torch.manual_seed(4)
+    model, x = Spread().eval(), torch.randn(1, 1, 16, 16)
+    found = hilrp.explain(model, x, 1, "secant", passes=passes)
+    assert re.search(said, found.sentence())
+    mask = torch.arange(16).repeat(16, 1) < 8
+    ending = {1: "the region;", 4: r"the region \(± from 8 passes on\);"}.get(passes, r"[0-9] % comes from the region;")
+    assert re.search(ending, found.sentence(region=mask))
+    assert ("±" in found.sentence(region=mask)) == (found.passes > 1)
+    words = [text.get_text().replace("\n", " ").replace("\u00a0", " ") for text in found.plot().texts]
+    assert found.sentence() in words

@@ -11,6 +11,7 @@ from torch import nn
 
 import hilrp
 from helpers.browser import drag
+from hilrp.attribution.sentences import number
 from hilrp.pages.arrays import errors_of
 from hilrp.pages.charts import waterfall
 from hilrp.pages.viewer import viewer_page
@@ -53,7 +54,7 @@ def test_the_headline_says_how_much_higher_or_lower():
     )
     assert f"scores {size} lower on this picture" in headline(lower, "cat", "its mean colour")
     plain = explained(rules="hilrp", passes=1)
-    assert headline(plain, "cat", None) == f"\u201ccat\u201d scores {float(plain.score):.2f} on this picture"
+    assert headline(plain, "cat", None) == f"\u201ccat\u201d scores {number(float(plain.score))} on this picture"
 
 
 def test_the_headline_of_no_difference():
@@ -139,8 +140,8 @@ def test_a_rectangle_in_the_browser(browser, tmp_path, monkeypatch, most):
     mask = torch.zeros(SIDE, SIDE)
     mask[4:20, 8:16] = 1
     tab = browser.new_page()
-    for number, found in enumerate(higher_and_lower()):
-        file = tmp_path / f"{number}.html"
+    for i, found in enumerate(higher_and_lower()):
+        file = tmp_path / f"{i}.html"
         file.write_text(viewer_page(found, "cat", "a picture", relative_to="its mean colour"))
         tab.goto(file.as_uri())
         tab.locator("#region", has_text="Hover").wait_for()

@@ -105,6 +105,19 @@ class Chains:
             f"{passes - passes % (2 * steps) + 2 * steps}, or hilrp.Chains(steps=, draws=)."
         )
 
+    @staticmethod
+    def fewest(pairs: int) -> int:
+        """The least power of two of passes that is at least so many pairs of chains.
+
+        Example:
+            >>> Chains.fewest(2), Chains.fewest(4)
+            (8, 16)
+        """
+        passes = 2
+        while Chains.of(passes).draws < 2 * pairs:
+            passes *= 2
+        return passes
+
     def chain(self, x: Any, reference: Any, fill: Any, batch: int, draw: int) -> Iterator[Any]:
         """The states of one chain, from the reference to the input."""
         orders = {id(t): self._order(t, i, draw // 2) for i, t in enumerate(tensors(x)) if _is_varied(t, batch)}

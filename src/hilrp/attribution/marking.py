@@ -12,6 +12,11 @@ from hilrp.attribution.error_bars import RegionSum, region_sum
 
 #: The part of the evidence that a marked region holds.
 HALF = 0.5
+#: What it is called in sentences.
+MARKED = "the marked region"
+#: So many pairs of chains say how sure they are of what a region holds; of the one that half of them choose, twice as
+#: many.
+PAIRS = 2
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilrp.attribution.error_bars import RegionSum, share_text, with_minus
+from hilrp.attribution.marking import MARKED, PAIRS
 from hilrp.attribution.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def sentence(
     sample: int,
     name: str | None,
     held: RegionSum | None,
-    where: str = "the marked region",
+    where: str = MARKED,
 ) -> str:
     """How much is explained, where it comes from, and whether anything is missing.
 
@@ -70,7 +71,7 @@ def _parts(explanation: Explanation, sample: int, whole: float, held: RegionSum 
     kept = 1 - pixels - missing
     said = []
     if held is not None:
-        said.append(f"{held.text(sample)} comes from {where}")
+        said.append(f"{held.text(sample)} comes from {where}{_unsure(explanation, held, where)}")
     if held is None or abs(kept) >= _VISIBLE:
         arrived = " and ".join(ledger.arrived)
         verb = "holds" if arrived.startswith("input") and " and " not in arrived else "hold"
@@ -81,3 +82,18 @@ def _parts(explanation: Explanation, sample: int, whole: float, held: RegionSum 
     lost = explanation.verdicts[sample] is Verdict.DEGENERATE or abs(missing) >= _VISIBLE
     ending = f"{share_text(missing, None)} is missing" if lost else "nothing is missing"
     return f"{', '.join(said)}; {ending}"
+
+
+def _unsure(explanation: Explanation, held: RegionSum, where: str) -> str:
+    """What it takes to know how sure a share is, where several passes don't say it."""
+    from hilrp.attribution.chains import Chains
+
+    if held.stderr is not None or explanation.passes == 1:
+        return ""
+    pairs = 2 * PAIRS if where == MARKED else PAIRS
+    least = Chains.fewest(pairs)
+    return (
+        f" (\u00b1 from {least} passes on)"
+        if explanation.passes < least
+        else f" (\u00b1 takes {pairs} pairs of chains)"
+    )

@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from hilrp.attribution.marking import Marked
+from hilrp.attribution.marking import MARKED, Marked
 from hilrp.attribution.panels import Panel, Words, likelihood_of, names_of, panel, title_of
 from hilrp.attribution.pictures import ends, figure_of, places
 from hilrp.attribution.plotting import displayable, draw
@@ -94,7 +94,7 @@ class Shown:
 
     def words(self, sample: int) -> Words:
         """What is said of a sample."""
-        found, title, held, where = self.explanation, self.title(sample), None, "the marked region"
+        found, title, held, where = self.explanation, self.title(sample), None, MARKED
         if self.outlines is not None:
             shape = found.map.shape
             masks = torch.stack([torch.as_tensor(self.outlines[i]).float() for i in range(len(found))]).reshape(shape)

@@ -109,7 +109,8 @@ Passes = Annotated[
         "--passes",
         metavar="N",
         min=1,
-        help="More passes give a truer map, from 8 on with error bars (4, 8, 16, ...). It sums to the same difference.",
+        help="More passes (4, 8, 16, ...) give a truer map that sums to the same difference: from 8 on with errors of "
+        "pixels and regions, from 16 on with that of the marked region.",
         rich_help_panel=_QUESTION,
     ),
 ]

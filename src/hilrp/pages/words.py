@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hilrp.attribution.chains import Chains
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.marking import PAIRS
 from hilrp.attribution.sentences import number, quoted
 from hilrp.attribution.verdicts import Verdict
 from hilrp.pages.parts import badge, folded
@@ -122,8 +123,5 @@ def surety(explanation: Explanation) -> str:
 
 
 def fewest_with_errors() -> int:
-    """The least power of two of passes that has error bars: those of two pairs of chains."""
-    passes = 2
-    while Chains.of(passes).draws < 4:
-        passes *= 2
-    return passes
+    """The least power of two of passes that has error bars."""
+    return Chains.fewest(PAIRS)
