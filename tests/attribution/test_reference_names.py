@@ -11,6 +11,7 @@ from hilrp import references
 from hilrp.attribution.question import Question
 from hilrp.attribution.reference_names import name_of
 from hilrp.method.rules import DEFAULT_RULES
+from hilrp.targets import Contrast
 
 PICTURE = torch.rand(2, 3, 4, 4)
 NAMES = [
@@ -129,3 +130,28 @@ def test_the_default():
     # A reference beside the paper's preset gives its gamma a reference, and other rules are as they are given.
     assert hilrp.explain(model, x, 1, "hilrp", "mean").rules == hilrp.Rules(constants="reference")
     assert hilrp.explain(model, x, 1, hilrp.Rules(gamma=0.1)).reference is None
+
+
+def test_of_a_contrast_it_is_said_who_leads():
+    """Not that "one rather than the other" scores something."""
+    model, x = of_sums(0.25), torch.full((1, 3, 4, 4), 0.5)
+    nn.init.constant_(model[1].weight[1], 0.5)
+    ending = ", 50 % comes from the marked region; nothing is missing."
+    names = ["ant", "bee", "cat"]
+    lead = "the lead of \u201cbee\u201d over \u201ccat\u201d is"
+    assert hilrp.explain(model, x, Contrast(1, 2), reference=0.0).sentence(0, names) == (
+        f"Of the 6.00 by which {lead} higher than on zero{ending}"
+    )
+    other = hilrp.explain(model, x, Contrast(2, 1), reference=0.0)
+    assert other.sentence(0, names).startswith(
+        "Of the 6.00 by which the lead of \u201ccat\u201d over \u201cbee\u201d is lower than on zero, "
+    )
+    same = hilrp.explain(model, x, Contrast(0, 2)).sentence(0, names)
+    assert same.startswith(
+        "The lead of \u201cant\u201d over \u201ccat\u201d is the same as on the picture's mean colour:"
+    )
+    plain = hilrp.explain(model, x, Contrast(1, 2), "hilrp").sentence(0, names)
+    assert plain.startswith("Of the lead 6.00 of \u201cbee\u201d over \u201ccat\u201d, ")
+    texts = [text.get_text().replace("\n", " ") for text in other.plot(names).texts]
+    assert "cat rather than bee" in texts
+    assert other.sentence(0, names) in [text.replace("\u00a0", " ") for text in texts]

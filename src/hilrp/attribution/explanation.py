@@ -108,13 +108,13 @@ class Explanation:
             >>> print(found.sentence(0, ["cat", "dog"]).partition(", ")[2])
             50 % comes from the marked region; nothing is missing.
         """
-        from hilrp.attribution.panels import names_of, title_of
+        from hilrp.attribution.panels import classes_of, names_of
 
-        name = title_of(self, sample, names_of(loaded))
+        name, against = classes_of(self, sample, names_of(loaded))
         if region is None and not self._has_map:
-            return sentence(self, sample, name, None)
+            return str(sentence(self, sample, name, None, against=against))
         held = self.marked().held if region is None else self.region(region)
-        return sentence(self, sample, name, held, MARKED if region is None else "the region")
+        return str(sentence(self, sample, name, held, MARKED if region is None else "the region", against))
 
     def comparison(self, sample: int = 0) -> str:
         """How much higher the score is than on the reference: "6.000 higher than on zero"; without one, nothing."""

@@ -14,6 +14,8 @@ from hilrp.attribution.error_bars import RegionSum, region_sum
 HALF = 0.5
 #: What it is called in sentences.
 MARKED = "the marked region"
+#: What a region is called that is asked about: a part of the picture, the box of a detection.
+DRAWN_AROUND = "what is drawn around"
 #: So many pairs of chains say how sure they are of what a region holds; of the one that half of them choose, twice as
 #: many.
 PAIRS = 2

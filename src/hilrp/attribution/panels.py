@@ -96,10 +96,10 @@ def names_of(loaded: Describes | Sequence[str] | None) -> list[str] | None:
     return list(loaded) if isinstance(loaded, Sequence) else loaded.classes
 
 
-def title_of(explanation: Explanation, sample: int, names: Sequence[str] | None) -> str | None:
-    """The class that is explained, by name or number, and the one that it is contrasted with."""
+def classes_of(explanation: Explanation, sample: int, names: Sequence[str] | None) -> tuple[str | None, str | None]:
+    """The class that is explained, by name or number, and the one that it is contrasted with; ``None`` without."""
     if explanation.target is None:
-        return None
+        return None, None
     index = int(explanation.target[sample])
     if names is not None and index >= len(names):
         raise InputError(
@@ -107,9 +107,9 @@ def title_of(explanation: Explanation, sample: int, names: Sequence[str] | None)
         )
     said = names[index] if names else f"class {index}"
     if explanation.against is None:
-        return said
+        return said, None
     other = int(explanation.against[sample])
-    return f"{said} rather than {names[other] if names else f'class {other}'}"
+    return said, names[other] if names else f"class {other}"
 
 
 def likelihood_of(explanation: Explanation, sample: int, loaded: Describes | Sequence[str] | None) -> str:

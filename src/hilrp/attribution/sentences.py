@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hilrp.attribution.error_bars import RegionSum, share_text, with_minus
@@ -30,13 +31,37 @@ def quoted(name: str) -> str:
     return name if "\u201c" in name else f"\u201c{name}\u201d"
 
 
+def titled(name: str | None, against: str | None) -> str | None:
+    """What is explained, in words: a class, or one rather than another."""
+    return name if against is None else f"{name} rather than {against}"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence in three parts: a page puts another region into it.
+
+    Attributes:
+        start: How much is explained.
+        held: How much of it comes from a region, where one is spoken of.
+        end: What else holds a part, and whether anything is missing.
+    """
+
+    start: str
+    held: str = ""
+    end: str = "."
+
+    def __str__(self) -> str:
+        return f"{self.start}{self.held}{self.end}"
+
+
 def sentence(
     explanation: Explanation,
     sample: int,
     name: str | None,
     held: RegionSum | None,
     where: str = MARKED,
-) -> str:
+    against: str | None = None,
+) -> Sentence:
     """How much is explained, where it comes from, and whether anything is missing.
 
     Args:
@@ -45,43 +70,57 @@ def sentence(
         name: Whose score it is: the name of a class.
         held: What a region holds, if one is to be spoken of.
         where: What that region is.
+        against: The class that it is contrasted with.
     """
-    ledger, relative_to = explanation.ledger, explanation.relative_to
-    whole = float(ledger.explained[sample])
-    nothing = explanation.verdicts[sample] is Verdict.NOTHING
-    if relative_to is None:
-        subject = f"the score {number(whole)}" + ("" if name is None else f" of {quoted(name)}")
-        start = f"Of {subject}" if whole else f"{subject[:1].upper()}{subject[1:]} is zero: there is nothing to explain"
-        nothing = not whole
-    else:
-        scores = "the score is" if name is None else f"{quoted(name)} scores"
-        if nothing:
-            start = f"{scores[:1].upper()}{scores[1:]} the same as on {relative_to}: there is nothing to explain"
-        else:
-            more = "lower" if whole < 0 else "higher"
-            start = f"Of the {number(abs(whole))} by which {scores} {more} than on {relative_to}"
+    whole = float(explanation.ledger.explained[sample])
+    start, nothing = _start(explanation, sample, name, against)
     if nothing:
-        return f"{start}."
-    return f"{start}, {_parts(explanation, sample, whole, held, where)}."
+        return Sentence(start)
+    own, others, ending = _parts(explanation, sample, whole, held, where)
+    return Sentence(f"{start}, ", own, f"{', ' if own and others else ''}{others}; {ending}.")
 
 
-def _parts(explanation: Explanation, sample: int, whole: float, held: RegionSum | None, where: str) -> str:
+def _start(explanation: Explanation, sample: int, name: str | None, against: str | None) -> tuple[str, bool]:
+    """How a sentence begins, and whether there is nothing to explain."""
+    whole, relative_to = float(explanation.ledger.explained[sample]), explanation.relative_to
+    of = "" if name is None else f" of {quoted(name)}" + ("" if against is None else f" over {quoted(against)}")
+    what = "score" if against is None else "lead"
+    if relative_to is None:
+        subject = f"the {what} {number(whole)}{of}"
+        if whole:
+            return f"Of {subject}", False
+        return f"{_capital(subject)} is zero: there is nothing to explain", True
+    scores = f"the {what}{of} is" if name is None or against is not None else f"{quoted(name)} scores"
+    if explanation.verdicts[sample] is Verdict.NOTHING:
+        return f"{_capital(scores)} the same as on {relative_to}: there is nothing to explain", True
+    more = "lower" if whole < 0 else "higher"
+    return f"Of the {number(abs(whole))} by which {scores} {more} than on {relative_to}", False
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _parts(
+    explanation: Explanation, sample: int, whole: float, held: RegionSum | None, where: str
+) -> tuple[str, str, str]:
+    """What a region holds, what others hold, and what is missing."""
     ledger = explanation.ledger
     pixels, missing = float(ledger.pixels[sample]) / whole, float(ledger.difference[sample]) / whole
     kept = 1 - pixels - missing
-    said = []
+    own, others = "", []
     if held is not None:
-        said.append(f"{held.text(sample)} comes from {where}{_unsure(explanation, held, where)}")
+        own = f"{held.text(sample)} comes from {where}{_unsure(explanation, held, where)}"
     if held is None or abs(kept) >= _VISIBLE:
         arrived = " and ".join(ledger.arrived)
         verb = "holds" if arrived.startswith("input") and " and " not in arrived else "hold"
-        said.append(f"the {arrived} {verb} {share_text(pixels, None)}")
+        others.append(f"the {arrived} {verb} {share_text(pixels, None)}")
     if abs(kept) >= _VISIBLE:
         keeper = "constants of the model" if explanation.relative_to is None else "choices that the model makes"
-        said.append(f"{keeper} keep {share_text(kept, None)}")
+        others.append(f"{keeper} keep {share_text(kept, None)}")
     lost = explanation.verdicts[sample] is Verdict.DEGENERATE or abs(missing) >= _VISIBLE
     ending = f"{share_text(missing, None)} is missing" if lost else "nothing is missing"
-    return f"{', '.join(said)}; {ending}"
+    return own, ", ".join(others), ending
 
 
 def _unsure(explanation: Explanation, held: RegionSum, where: str) -> str:

@@ -14,11 +14,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from hilrp.attribution.marking import MARKED, Marked
-from hilrp.attribution.panels import Panel, Words, likelihood_of, names_of, panel, title_of
+from hilrp.attribution.marking import DRAWN_AROUND, MARKED, Marked
+from hilrp.attribution.panels import Panel, Words, classes_of, likelihood_of, names_of, panel
 from hilrp.attribution.pictures import ends, figure_of, places
 from hilrp.attribution.plotting import displayable, draw
-from hilrp.attribution.sentences import sentence
+from hilrp.attribution.sentences import sentence, titled
 from hilrp.util.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,19 +90,23 @@ class Shown:
 
     def title(self, sample: int) -> str | None:
         """What is explained of a sample."""
-        return title_of(self.explanation, sample, self.names) if self.titles is None else self.titles[sample]
+        return titled(*self._subject(sample))
+
+    def _subject(self, sample: int) -> tuple[str | None, str | None]:
+        """What is explained of a sample, and what it is contrasted with."""
+        return classes_of(self.explanation, sample, self.names) if self.titles is None else (self.titles[sample], None)
 
     def words(self, sample: int) -> Words:
         """What is said of a sample."""
-        found, title, held, where = self.explanation, self.title(sample), None, MARKED
+        found, (name, against), held, where = self.explanation, self._subject(sample), None, MARKED
         if self.outlines is not None:
             shape = found.map.shape
             masks = torch.stack([torch.as_tensor(self.outlines[i]).float() for i in range(len(found))]).reshape(shape)
-            held, where = found.region((masks > 0.5).float()), "what is drawn around"
+            held, where = found.region((masks > 0.5).float()), DRAWN_AROUND
         elif self.marks:
             held = self._marked.held
-        said = sentence(found, sample, title, held, where)
-        return Words(title or "the score", likelihood_of(found, sample, self.loaded), said)
+        said = sentence(found, sample, name, held, where, against)
+        return Words(titled(name, against) or "the score", likelihood_of(found, sample, self.loaded), str(said))
 
     def panel(self, sample: int) -> Panel:
         """What is drawn of a sample."""
