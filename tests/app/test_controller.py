@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from html import escape
 
 import numpy as np
 import pytest
@@ -164,6 +165,7 @@ def test_the_operators_own_model(tmp_path, monkeypatch):
     exec(compile(session.result.code, "code", "exec"), names)
     torch.testing.assert_close(names["explanation"].relevance, session.result.explanation.relevance)
     assert names["loaded"].classes[3] == "kind 3"
+    assert "hilrp.models" not in session.result.code
     assert models.first == "zoo/convnext"
     assert models.names()[0] == "zoo/convnext"
     assert models.get("zoo/convnext") is own
@@ -264,9 +266,11 @@ def test_the_lines_make_the_same_explanation(question, controller, tmp_path, mon
     assert endings == {"json", "npz", "png", "details.png"}
 
 
-def test_the_lines_of_an_uploaded_picture(controller, tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", [(150, 250), (1500, 2500)], ids=["small", "large"])
+def test_the_lines_of_an_uploaded_picture(size, controller, tmp_path, monkeypatch):
+    """They need nothing but what hilrp documents, and save the figure of the page: the whole photograph."""
     session = begun(controller)
-    noise = np.random.default_rng(0).integers(0, 255, (1500, 2500, 3), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)
     content = encoded(Image.fromarray(noise))
     controller.upload(session, [sent(tmp_path, "mine.png", content)])
     (tmp_path / "mine.png").write_bytes(content)
@@ -274,6 +278,9 @@ def test_the_lines_of_an_uploaded_picture(controller, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     exec(compile(session.result.code, "code", "exec"), names)
     assert torch.equal(names["x"], session.result.explanation.input)
+    assert not re.search("hilrp.models|import Path|class_names", session.result.code)
+    saved, exported = (Image.open(f) for f in (f"{session.result.name}.png", io.BytesIO(session.result.export("png"))))
+    np.testing.assert_array_equal(np.asarray(saved), np.asarray(exported))
 
 
 def test_exports(controller):
@@ -289,6 +296,8 @@ def test_exports(controller):
     assert facts["score"] == result.explanation.score.tolist()
     assert (facts["model"], facts["explained"], facts["verdict"]) == ("zoo/swin", "red ring", ["valid"])
     assert made["py"].decode() == result.code
+    sentence = result.explanation.sentence(0, result.loaded)
+    assert escape(sentence) in re.sub("</?span.*?>", "", result.page)
     with pytest.raises(InputError, match="gif: choose from"):
         result.export("gif")
 
@@ -299,7 +308,7 @@ def test_exports_tell_of_the_passes(controller):
     assert (int(stored["passes"]), facts["passes"], facts["reference"]) == (8, 8, "mean")
     np.testing.assert_array_equal(stored["stderr"], result.explanation.stderr.numpy())
     assert ".explain(x, 3, passes=8)" in result.code
-    assert "relative to its mean colour, 8 passes" in result.export("html").decode()
+    assert "relative to the picture&#x27;s mean colour, 8 passes" in result.export("html").decode()
     assert result.name == "scene_14-red_ring-8_passes"
     assert "passes" not in asked(controller, "zoo/resnet", "3").code
 

@@ -121,7 +121,7 @@ def test_the_table_of_a_comparison(controller):
     assert "Now LIME; 3 of 4 are done" in text
     assert "Stopped" in comparison_table([good], result, stopped=True)
     difference = float(result.explanation.ledger.explained[0])
-    assert f"its difference to that on its mean colour {difference:.2f}" in text
+    assert f"its difference to that on the picture&#x27;s mean colour {difference:.2f}" in text
 
 
 def test_a_stoppable_pass_is_the_same_pass():

@@ -51,6 +51,10 @@ def test_timm(weights, tmp_path, picture):
     assert torch.equal(loaded.batch([str(tmp_path / "p.png"), tmp_path / "p.png"]), loaded.batch([picture, picture]))
     with pytest.raises(InputError, match="expected a list"):
         loaded.batch("p.png")
+    (tmp_path / "names.txt").write_text("\n".join("abcdefg"))
+    for file in (tmp_path / "names.txt", str(tmp_path / "names.txt")):
+        from_file = hilrp.load("test_convnext", tmp_path / "w.safetensors", classes=file)
+        assert from_file.classes == list("abcdefg")
     named = hilrp.load("test_convnext", tmp_path / "w.safetensors", classes=list("abcdefg"))
     assert named.index("c") == 2
     with pytest.raises(InputError, match="3 names, but timm/test_convnext tells 7"):

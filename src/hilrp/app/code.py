@@ -33,23 +33,25 @@ class Request:
     classes: str | None = None
 
 
-def written(opening: str, loaded: Loaded, request: Request, parsed: ParsedTarget, name: str) -> str:
+def written(
+    opening: str, loaded: Loaded, request: Request, parsed: ParsedTarget, name: str, whole: bool = False
+) -> str:
     """The lines of Python that make an explanation again.
 
     Args:
-        opening: Lines that open the picture as ``image``: imports, an empty line, the rest.
+        opening: Lines that open the picture as ``image``: imports, an empty line, the rest, which may use ``loaded``.
         loaded: The model.
         request: What was asked of it.
         parsed: The target of the request, read from its text.
         name: What the results are saved as.
+        whole: Whether the whole picture is drawn, with the map in its place.
     """
     needed, _, opened = opening.partition("\n\n")
     imports = ["import hilrp", *needed.splitlines()]
     weights = f", checkpoint={request.checkpoint!r}" if request.checkpoint else ""
     if request.classes:
-        imports += ["from pathlib import Path", "from hilrp.models.loading import class_names"]
-        weights += f", classes=class_names(Path({request.classes!r}))"
-    lines = [*opened.splitlines(), f"loaded = hilrp.load({loaded.name!r}{weights})", "x = loaded.batch([image])"]
+        weights += f", classes={request.classes!r}"
+    lines = [f"loaded = hilrp.load({loaded.name!r}{weights})", *opened.splitlines(), "x = loaded.batch([image])"]
     model, options = "loaded.model", f", rules={request.rules!r}"
     if parsed.tower:
         imports += ["from hilrp.targets import Cosine", "from hilrp.texts import ImageTower, caption_embeddings"]
@@ -71,9 +73,10 @@ def written(opening: str, loaded: Loaded, request: Request, parsed: ParsedTarget
     lines += [
         f"explanation = hilrp.Explainer({model}{options}).explain(x, {target}{passes})",
         "print(explanation.sentence(0, loaded), explanation.verdicts)",
-        f"explanation.save({name!r}, loaded)",
+        f"explanation.save({name!r}, loaded{', [image]' if whole else ''})",
     ]
-    return "\n".join([*sorted(set(imports[1:])), "", imports[0], "", *lines, ""])
+    others = sorted(set(imports[1:]))
+    return "\n".join([*others, *([""] if others else []), imports[0], "", *lines, ""])
 
 
 def _target(parsed: ParsedTarget) -> tuple[str, str]:

@@ -36,7 +36,7 @@ class Picture:
     Attributes:
         name: What it is called.
         image: It, in RGB.
-        opening: The lines of Python that open it, as ``image``.
+        opening: The lines of Python that open it, as ``image``: imports, an empty line, the rest.
         notes: What was done to it that could matter.
         scene: Where the truth is known.
         token: What its thumbnail is asked for by.
@@ -71,11 +71,12 @@ def _decoded(path: Path) -> Picture:
     except InputError as error:
         # Where the server keeps the file is nobody's business.
         raise InputError(str(error).replace(f"{printable(path.parent)}/", "")) from error
-    opening = f"from pathlib import Path\nfrom hilrp.models.images import read\n\nimage, _ = read(Path({path.name!r}))"
+    opening = f"\n\nimage = {path.name!r}"
     if max(image.size) > LONGEST:
         width, height = image.size
         image.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
-        opening += f"\nimage.thumbnail(({LONGEST}, {LONGEST}), {int(Image.Resampling.LANCZOS)})  # LANCZOS"
+        smaller = f"image.thumbnail(({LONGEST}, {LONGEST}), {int(Image.Resampling.LANCZOS)})  # LANCZOS"
+        opening = f"\n\nimage = loaded.photo({path.name!r})\n{smaller}"
         notes = [*notes, f"the picture ({width} x {height}) was scaled down to {image.width} x {image.height}"]
     return Picture(path.name, image, opening, notes)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hilrp.attribution.sentences import number
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.targets import logits_of
 
@@ -67,7 +68,9 @@ def _classes(loaded: Loaded, logits: Tensor) -> list[Choice]:
     likely = logits.sigmoid() if loaded.of_zoo else logits.softmax(0)
     best = logits.topk(min(_SHOWN, len(logits)))
     found = [(int(i), float(value), float(likely[i])) for value, i in zip(best.values, best.indices, strict=True)]
-    return [Choice(str(i), loaded.named(i), f"{100 * part:.1f} %, logit {value:.2f}", part) for i, value, part in found]
+    return [
+        Choice(str(i), loaded.named(i), f"{100 * part:.1f} %, logit {number(value)}", part) for i, value, part in found
+    ]
 
 
 def _regions(loaded: Loaded, logits: Tensor, x: Tensor) -> list[Choice]:

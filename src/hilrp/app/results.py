@@ -13,8 +13,9 @@ from torch import Tensor
 import hilrp
 from hilrp.app.code import Request, written
 from hilrp.app.pictures import Picture
-from hilrp.app.relative import REFERENCE, REFERENCES, RULES
+from hilrp.app.relative import REFERENCE, RULES
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.sentences import titled
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.pages.viewer import viewer_page
@@ -58,11 +59,16 @@ class Result:
     @property
     def title(self) -> str:
         """What is explained, in words."""
+        return titled(*self._subject) or "the score"
+
+    @cached_property
+    def _subject(self) -> tuple[str | None, str | None]:
+        """What is explained, and what it is contrasted with."""
         found, said = self.explanation, self.parsed.titles(self.loaded, self.explanation.output, 1)
         if said is not None:
-            return said[0]
-        name = "score" if found.target is None else self.loaded.named(int(found.target[0]))
-        return name if found.against is None else f"{name} rather than {self.loaded.named(int(found.against[0]))}"
+            return said[0], None
+        name = None if found.target is None else self.loaded.named(int(found.target[0]))
+        return name, None if found.against is None else self.loaded.named(int(found.against[0]))
 
     @property
     def about(self) -> str:
@@ -75,7 +81,7 @@ class Result:
     @property
     def relative_to(self) -> str | None:
         """What relevance is relative to, in words."""
-        return None if self.request.reference is None else REFERENCES[self.request.reference]
+        return self.explanation.relative_to
 
     @property
     def notes(self) -> list[str]:
@@ -110,29 +116,27 @@ class Result:
         return self.loaded.preprocess.picture(self.explanation.image_of(self.explanation.input))
 
     @cached_property
-    def outline(self) -> Tensor | None:
-        """What is drawn around, ``[1,H,W]``."""
+    def asked(self) -> Tensor | None:
+        """The region that is asked about, ``[1,H,W]``: a part of the picture, the box of a detection."""
         height, width = self.explanation.map.shape[-2:]
-        if self.truth is not None:
-            return self.truth.float().unsqueeze(0)
         return self.parsed.outlines((height, width), self.explanation.output, 1)
 
     @cached_property
     def page(self) -> str:
         """All of it, to look at."""
-        outlined = "the true object" if self.truth is not None else "what is asked about"
+        name, against = self._subject
         return viewer_page(
             self.explanation,
-            self.title,
+            name,
             self.about,
             self.notes,
             None if self.seen is None else self.seen[0],
-            None if self.outline is None else self.outline[0],
-            outlined,
+            None if self.asked is None else self.asked[0],
+            self.truth,
             regions=self.request.target.startswith("region:"),
             code=self.code,
             name=self.name,
-            relative_to=self.relative_to,
+            against=against,
         )
 
     def export(self, kind: str) -> bytes:
@@ -154,16 +158,20 @@ class Result:
             "reference": self.request.reference,
             "difference_to_reference": None if self.relative_to is None else self.explanation.ledger.explained.tolist(),
         }
-        titles, photo = self.parsed.titles(self.loaded, self.explanation.output, 1), self.picture.image
-        # The whole picture is drawn, where it is known which part of it the model saw.
-        photos = None if self.loaded.window(photo.size) is None else [photo]
+        titles = self.parsed.titles(self.loaded, self.explanation.output, 1)
+        photos = [self.picture.image] if self._whole else None
         with _DRAWING:
-            return self.explanation.encode(kind, self.loaded, photos, facts=facts, titles=titles, outlines=self.outline)
+            return self.explanation.encode(kind, self.loaded, photos, facts=facts, titles=titles, outlines=self.asked)
+
+    @cached_property
+    def _whole(self) -> bool:
+        """Whether figures are drawn on the whole picture: it is known which part of it the model saw."""
+        return self.loaded.window(self.picture.image.size) is not None
 
     @property
     def code(self) -> str:
         """Lines of Python that make the same explanation."""
-        return written(self.picture.opening, self.loaded, self.request, self.parsed, self.name)
+        return written(self.picture.opening, self.loaded, self.request, self.parsed, self.name, self._whole)
 
 
 def on_processor(found: Explanation) -> Explanation:

@@ -12,6 +12,7 @@ from hilrp.app import problems
 from hilrp.app.comparison import Compared
 from hilrp.app.results import Result
 from hilrp.attribution.plotting import blend, displayable
+from hilrp.attribution.sentences import number
 from hilrp.jobs.bench.methods import find
 from hilrp.pages.parts import card, image, legend, table
 
@@ -52,10 +53,10 @@ def comparison_table(
 def _scores(result: Result) -> str:
     """What maps could add up to."""
     ledger = result.explanation.ledger
-    score = f"The score is {float(ledger.score[0]):.2f}"
+    score = f"The score is {number(float(ledger.score[0]))}"
     if result.relative_to is None:
         return f"{score}."
-    return f"{score}, its difference to that on {result.relative_to} {float(ledger.explained[0]):.2f}."
+    return f"{score}, its difference to that on {result.relative_to} {number(float(ledger.explained[0]))}."
 
 
 def _row(each: Compared, picture: np.ndarray, measures: list[str], best: dict[str, float]) -> str:
@@ -74,7 +75,7 @@ def _row(each: Compared, picture: np.ndarray, measures: list[str], best: dict[st
         else "<td></td>"
         for m in measures
     )
-    total = "" if each.total is None else f"{each.total:.2f}"
+    total = "" if each.total is None else number(each.total)
     return (
         f"<tr><td>{name}</td><td>{shown}</td>{marks}<td>{total}</td>"
         f"<td>{each.seconds:.2f}</td><td>{each.passes:.1f}</td></tr>"

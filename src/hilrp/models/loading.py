@@ -33,7 +33,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 def load(
     name: str,
     checkpoint: str | Path | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | str | Path | None = None,
     device: str | torch.device = "cpu",
 ) -> Loaded:
     """A trained model by name, in evaluation mode, with its own preprocessing and the names of its classes.
@@ -46,8 +46,8 @@ def load(
             perhaps, the names of its classes; or a `Loaded`.
         checkpoint: A file with weights for that architecture: safetensors, or what torch.save wrote; no code in it is
             run.
-        classes: The names of the classes, in order, where hilrp can't know them; for open_clip, what is to be told
-            apart.
+        classes: The names of the classes, in order, where hilrp can't know them, or a text file with one per line; for
+            open_clip, what is to be told apart.
         device: Where the model is put.
 
     Example:
@@ -55,6 +55,8 @@ def load(
         >>> loaded.classes[:2], type(loaded.model).__name__
         (['red star', 'yellow star'], 'TinyVit')
     """
+    if isinstance(classes, (str, Path)):
+        classes = class_names(Path(classes))
     if is_factory(name):
         if checkpoint is not None:
             raise InputError(f"{name} with a checkpoint: a function of yours loads its own weights.")

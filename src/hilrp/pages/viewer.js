@@ -5,7 +5,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const { width, height } = data;
 const relevance = floats(data.map);
 const colours = bytes(data.colours);
-const outline = data.outline ? bytes(data.outline) : null;
+const region = bytes(data.region);
+const truth = data.truth ? bytes(data.truth) : null;
 const canvas = byId("view");
 const sheet = document.createElement("canvas");
 [sheet.width, sheet.height] = [width, height];
@@ -26,7 +27,9 @@ function draw() {
   const pen = canvas.getContext("2d");
   pen.imageSmoothingEnabled = byId("smoothing").value > 0;
   pen.drawImage(sheet, 0, 0, canvas.width, canvas.height);
-  if (outline && byId("outlined").checked) drawOutline(pen);
+  if (truth && byId("true").checked) drawLine(pen, truth, ["#ffffff", "#111111"]);
+  // A rectangle is spoken of instead.
+  if (!box && byId("around").checked) drawLine(pen, region, ["#111111", "#ffffff"]);
   if (box) {
     const [left, top, right, bottom] = box.map((v) => v * zoom);
     pen.lineWidth = 3;
@@ -38,15 +41,18 @@ function draw() {
   }
 }
 
-function drawOutline(pen) {
+/** A line around a region, between the centres of its pixels and of those outside. */
+function drawLine(pen, mask, [below, above]) {
+  const inside = (x, y) => x >= 0 && y >= 0 && x < width && y < height && mask[y * width + x] === 1;
   pen.beginPath();
-  const inside = (x, y) => x >= 0 && y >= 0 && x < width && y < height && outline[y * width + x];
-  for (let y = 0; y <= height; y++)
-    for (let x = 0; x <= width; x++) {
-      if (!!inside(x, y) !== !!inside(x - 1, y)) { pen.moveTo(x * zoom, y * zoom); pen.lineTo(x * zoom, (y + 1) * zoom); }
-      if (!!inside(x, y) !== !!inside(x, y - 1)) { pen.moveTo(x * zoom, y * zoom); pen.lineTo((x + 1) * zoom, y * zoom); }
+  for (let y = -1; y < height; y++)
+    for (let x = -1; x < width; x++) {
+      const corners = [inside(x, y), inside(x + 1, y), inside(x + 1, y + 1), inside(x, y + 1)];
+      const edges = [[x + 1, y + 0.5], [x + 1.5, y + 1], [x + 1, y + 1.5], [x + 0.5, y + 1]];
+      const crossed = edges.filter((_, i) => corners[i] !== corners[(i + 1) % 4]);
+      crossed.forEach(([across, down], i) => pen[i % 2 ? "lineTo" : "moveTo"](across * zoom, down * zoom));
     }
-  for (const [colourOf, thickness] of [["#ffffff", 5], ["#111111", 2]]) {
+  for (const [colourOf, thickness] of [[below, 9], [above, 4]]) {
     pen.strokeStyle = colourOf;
     pen.lineWidth = thickness;
     pen.stroke();
@@ -94,13 +100,13 @@ function errorOf(rectangle) {
   return Math.sqrt(square / (found.length - 1) / found.length);
 }
 
-const fixed = (value, digits) => (Number(value.toFixed(digits)) + 0).toFixed(digits);
+const fixed = (value, digits) => minus((Number(value.toFixed(digits)) + 0).toFixed(digits));
 /** A number and its error, down to the first digit of the error. */
 function give(value, error, unit = "") {
   const digits = error > 0 ? Math.min(20, Math.max(0, -Math.floor(Math.log10(error)))) : 0;
   return `${fixed(value, digits)}${unit} \u00b1 ${fixed(error, digits)}${unit}`;
 }
-const wholePercent = (part) => `${Math.round(100 * part) + 0} %`;
+const wholePercent = (part) => minus(`${Math.round(100 * part) + 0} %`);
 /** In as many digits as the error leaves, as Explanation.region says it. */
 function sure(value, error) {
   if (error === null) return wholePercent(value);
@@ -111,9 +117,9 @@ function sure(value, error) {
 const parts = data.shares;
 const share = (value, error, words) => words(value / data.explained, error === null ? null : error / Math.abs(data.explained));
 const ofWhole = (value, error, words) => (parts ? ` (${share(value, error, words)} of ${data.whole})` : "");
-const relevanceOf = (value, error) => (error === null ? signed(value) : (value > 0 ? "+" : "") + give(value, error));
-const finePercent = (part, error) => (error === null ? percent(part) : give(100 * part, 100 * error, " %"));
-const beside = parts ? "" : `, where ${data.whole} is ${number(data.explained)}`;
+const relevanceOf = (value, error) => (error === null ? minus(signed(value)) : (value > 0 ? "+" : "") + give(value, error));
+const finePercent = (part, error) => (error === null ? minus(percent(part)) : give(100 * part, 100 * error, " %"));
+const beside = parts ? "" : `, where ${data.whole} is ${minus(number(data.explained))}`;
 
 function interval(value, error) {
   if (error === null || !parts) return "";
@@ -132,11 +138,11 @@ function told() {
   return `This region holds ${speaks}${against}. Together ${relevanceOf(total, error)}${ofWhole(total, error, sure)}${beside}, on ${percent(area)} of the picture.${interval(total, error)}`;
 }
 
-/** How the sentence above the picture ends. */
-function ending() {
-  if (!box || !parts) return data.share;
+/** What the sentence above the picture says of a region: of the one around which the line is, or of the rectangle. */
+function heldBy() {
+  if (!box || !parts) return data.held;
   const { positive, negative } = sums(...box);
-  return `; ${share(positive + negative, errorOf(box), sure)} of that ${data.relative ? "difference" : "score"} comes from the marked rectangle`;
+  return `${share(positive + negative, errorOf(box), sure)} comes from the marked rectangle`;
 }
 
 function place(event) {
@@ -153,7 +159,7 @@ function choose(next) {
   box = next;
   byId("region").innerHTML = told();
   byId("region").classList.toggle("hint", !box);
-  byId("share").textContent = ending();
+  byId("held").textContent = heldBy();
   byId("ask").hidden = !(box && data.regions && window.parent !== window);
   draw();
 }
@@ -201,7 +207,7 @@ byId("smoothing").addEventListener("input", () => {
   [byId("low").textContent, byId("high").textContent] = [minus(number(-limit)), number(limit)];
   draw();
 });
-for (const id of ["opacity", "positive", "negative", "coloured", "outlined"]) byId(id)?.addEventListener("input", draw);
+for (const id of ["opacity", "positive", "negative", "coloured", "around", "true"]) byId(id)?.addEventListener("input", draw);
 byId("save").addEventListener("click", () => {
   const link = document.createElement("a");
   link.download = `${data.name}-view.png`;

@@ -15,11 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.marking import DRAWN_AROUND, MARKED, Marked
 from hilrp.attribution.plotting import COLOURS, displayable, held, stages_shown
+from hilrp.attribution.sentences import sentence, titled
 from hilrp.pages.arrays import as_bytes, as_floats, errors_of
 from hilrp.pages.charts import trace, waterfall
 from hilrp.pages.parts import folded, inline, legend, page, safe, sheet
-from hilrp.pages.words import has_shares, headline, share_of, surety, verdict
+from hilrp.pages.words import has_shares, surety, verdict
 
 #: What is said of the colours.
 _SATURATES = "Blue speaks against it, red for it. The strongest half per cent saturates."
@@ -62,39 +64,41 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 
 def viewer_page(
     explanation: Explanation,
-    title: str,
+    title: str | None,
     about: str,
     notes: Sequence[str] = (),
     picture: Tensor | None = None,
-    outline: Tensor | None = None,
-    outlined: str = "the object",
+    asked: Tensor | None = None,
+    truth: Tensor | None = None,
     regions: bool = False,
     code: str = "",
     name: str = "hilrp",
-    relative_to: str | None = None,
+    against: str | None = None,
 ) -> str:
     """The whole page of an explanation of one sample.
 
     Args:
         explanation: Of one sample.
-        title: What is explained, in words.
+        title: What is explained, in words: the name of a class, where it has one.
         about: Of which picture, with which model and rules, in words.
         notes: What should be known of the picture.
         picture: What the model saw, ``[3,H,W]`` from 0 to 1.
-        outline: What is drawn around, ``[H,W]``.
-        outlined: What that is.
+        asked: Where the region is, ``[H,W]``, that is asked about; without one the region is `marked`.
+        truth: Where the object is, ``[H,W]``, where that is known.
         regions: Whether a part of the picture can be asked about (a segmentation model).
         code: The lines of Python that make the same explanation.
         name: What files that are saved from the page are named by.
-        relative_to: What the reference is, in words, where there is one: "its mean colour".
+        against: What the title is contrasted with.
     """
     relevance = explanation.map[0].detach().float().cpu().numpy()
     height, width = relevance.shape
     seen = displayable(_image(explanation)) if picture is None else picture.permute(1, 2, 0).cpu().numpy()
     names = stages_shown(explanation, [0], all_stages=True)
     stages = {n: explanation.stages[n][0].detach().float().cpu().numpy() for n in names}
-    relative = explanation.reference is not None
-    relative_to = (relative_to or "the reference") if relative else None
+    relative = explanation.relative_to is not None
+    around, where = _region(explanation, asked)
+    said = sentence(explanation, 0, title, around.held, where, against)
+    title = titled(title, against) or "the score"
     whole = "the difference" if relative else "the score"
     data = {
         "width": width,
@@ -103,35 +107,35 @@ def viewer_page(
         "map": as_floats(relevance),
         "picture": inline(Image.fromarray((255 * np.clip(seen, 0, 1)).round().astype(np.uint8)), "PNG"),
         "colours": as_bytes((255 * colormaps[COLOURS](np.arange(256))[:, :3]).round().astype(np.uint8)),
-        "outline": None if outline is None else as_bytes((outline > 0.5).cpu().numpy().astype(np.uint8)),
+        "region": _mask(around.mask[0]),
+        "truth": None if truth is None else _mask(truth),
         "explained": float(explanation.ledger.explained[0]),
-        "relative": relative,
         "whole": whole,
         "shares": has_shares(explanation),
-        "share": share_of(explanation, outline, outlined),
+        "held": said.held,
         "errors": errors_of(explanation),
         "stages": {n: {"map": as_floats(v), "width": v.shape[1], "height": v.shape[0]} for n, v in stages.items()},
         "regions": regions,
         "hint": f"Hover over the picture to read a pixel; drag a rectangle to read how much of {whole} comes from it.",
     }
-    checks = (
-        f'<label><input type="checkbox" id="outlined" checked> outline of {escape(outlined)}</label>'
-        if outline is not None
-        else ""
+    lines = {"around": f"white line: {where}"} | ({} if truth is None else {"true": "dark line: the true object"})
+    checks = "".join(
+        f'<label><input type="checkbox" id="{i}"{" checked" * (i == "around")}> {text}</label>'
+        for i, text in lines.items()
     )
     noted = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in notes)
     label = f"{escape(title, quote=True)}: relevance on the picture"
     script = f"{sheet('maps.js')}{sheet('viewer.js')}"
     inside = (
         f"{_stages(explanation, names)}<h2>{'Where the score comes from' if relative else 'Where the score went'}</h2>"
-        f'<div class="scroll">{waterfall(explanation, relative_to=relative_to)}</div>{_notes(explanation)}'
+        f'<div class="scroll">{waterfall(explanation, relative_to=explanation.relative_to)}</div>{_notes(explanation)}'
     )
     body = f"""<h1>{escape(title)}</h1>
-<p id="headline" aria-live="polite">{escape(headline(explanation, title, relative_to))}<span id="share"></span>.</p>
+<p id="headline" aria-live="polite">{escape(said.start)}<span id="held">{escape(said.held)}</span>{escape(said.end)}</p>
 <p class="soft">{escape(about)}</p>{noted}
 <div class="two"><div class="left"><canvas id="view" role="img" aria-label="{label}"></canvas>
 {legend('against it, <span id="low"></span>', '<span id="high"></span> per pixel, for it', _SATURATES)}</div>
-<div class="right">{verdict(explanation, relative_to)}
+<div class="right">{verdict(explanation)}
 <div class="controls">
 <label for="opacity">Opacity</label>
 <input type="range" id="opacity" min="0" max="100" value="90"><span class="unit"></span>
@@ -150,6 +154,18 @@ def viewer_page(
 {folded("The same in Python", f"<pre>{escape(code)}</pre>") if code else ""}
 <script type="application/json" id="data">{safe(data)}</script><script>{script}</script>"""
     return page(title, body, _STYLE)
+
+
+def _region(explanation: Explanation, asked: Tensor | None) -> tuple[Marked, str]:
+    """The region that is spoken of, and what it is called: as `hilrp explain` has it."""
+    if asked is None:
+        return explanation.marked(), MARKED
+    inside = (asked > 0.5).unsqueeze(0)
+    return Marked(inside, explanation.region(inside.float())), DRAWN_AROUND
+
+
+def _mask(mask: Tensor) -> str:
+    return as_bytes((mask > 0.5).cpu().numpy().astype(np.uint8))
 
 
 def _image(explanation: Explanation) -> np.ndarray:

@@ -8,9 +8,9 @@ from html import escape
 from torch import Tensor
 
 from hilrp.attribution.chains import Chains
+from hilrp.attribution.error_bars import with_minus
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.marking import PAIRS
-from hilrp.attribution.sentences import number, quoted
 from hilrp.attribution.verdicts import Verdict
 from hilrp.pages.parts import badge, folded
 
@@ -39,34 +39,6 @@ _OF_DIFFERENCES = {
 }
 
 
-def headline(explanation: Explanation, title: str, relative_to: str | None) -> str:
-    """What is explained, without a full stop: how much higher the score is than on the reference.
-
-    Args:
-        explanation: Of one sample.
-        title: Whose score it is.
-        relative_to: What the reference is, in words.
-    """
-    subject = quoted(title)
-    subject = f"{subject[:1].upper()}{subject[1:]}"
-    score = float(explanation.ledger.score[0])
-    if relative_to is None:
-        return f"{subject} scores {number(score)} on this picture"
-    explained = float(explanation.ledger.explained[0])
-    if explanation.verdicts[0] == Verdict.NOTHING:
-        return f"{subject} scores the same on this picture as on {relative_to}"
-    more = "higher" if explained > 0 else "lower"
-    return f"{subject} scores {number(abs(explained))} {more} on this picture than on {relative_to}"
-
-
-def share_of(explanation: Explanation, outline: Tensor | None, outlined: str) -> str:
-    """How the headline ends before a rectangle is marked: what comes from what is drawn around, where something is."""
-    if outline is None or not has_shares(explanation):
-        return ""
-    whole = "that score" if explanation.reference is None else "that difference"
-    return f"; {explanation.region((outline > 0.5).float()).text()} of {whole} comes from {outlined}"
-
-
 def has_shares(explanation: Explanation) -> bool:
     """Whether parts of what is explained mean something: a part of a score below zero would have the wrong sign."""
     if explanation.reference is None:
@@ -87,25 +59,29 @@ def meanings(verdicts: Iterable[Verdict], relative: bool) -> str:
     return folded("What the verdicts mean", lines) if lines else ""
 
 
-def verdict(explanation: Explanation, relative_to: str | None) -> str:
+def verdict(explanation: Explanation) -> str:
     """The verdict, what it means, and the figures behind it, as HTML."""
-    word, ledger = explanation.verdicts[0], explanation.ledger
+    word, ledger, relative_to = explanation.verdicts[0], explanation.ledger, explanation.relative_to
     means = meaning(word, relative_to is not None)
     if relative_to is None:
         parts = [f"{name} hold {float(value[0] / ledger.score[0]):.1%}" for name, value in ledger.arrived.items()]
         kept = float(ledger.constants[0] / ledger.score[0])
         figures = (
-            f"Of the score {float(ledger.score[0]):.3f} the {' and the '.join(parts)}; "
+            f"Of the score {_exactly(ledger.score[0])} the {' and the '.join(parts)}; "
             f"constants of the model keep {kept:.1%}."
         )
     else:
         before = float(ledger.score[0] - ledger.explained[0])
         figures = (
-            f"The score is {float(ledger.score[0]):.3f}, and {before:.3f} on {relative_to}. The pixels hold "
-            f"{float(ledger.pixels[0]):.3f} of the difference {float(ledger.explained[0]):.3f}."
+            f"The score is {_exactly(ledger.score[0])}, and {with_minus(f'{before:.3f}')} on {relative_to}. The pixels "
+            f"hold {_exactly(ledger.pixels[0])} of the difference {_exactly(ledger.explained[0])}."
         )
     missing = f"What is missing is {float(ledger.residual[0]):.0e} of the score."
     return f"<p>{badge(word, means)} {escape(means)}</p><p>{escape(figures)} {missing}</p>"
+
+
+def _exactly(value: Tensor) -> str:
+    return with_minus(f"{float(value):.3f}")
 
 
 def surety(explanation: Explanation) -> str:
