@@ -1,6 +1,11 @@
-"""Bad inputs, weights, targets and arguments: each has an error that names it, the reason and the remedy."""
+"""Bad inputs, weights, targets and arguments: each has an error that names it, the reason and the remedy.
+
+And what a ledger may miss by rounding.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +14,8 @@ from torch.nn import functional as F
 
 import hilrp
 from helpers.blocks import Block, Middle, X, raises
-from helpers.nets import Apply
+from helpers.nets import Apply, Leaking, cancelling
+from hilrp.attribution import checks
 
 
 class TestBadInput:
@@ -351,3 +357,60 @@ def test_a_scripted_part_of_a_model(make):
 def test_a_model_without_scores(output):
     with raises(hilrp.TargetError, f"returned {type(output).__name__}", "target=function"):
         hilrp.explain(Apply(lambda x: output).eval(), PICTURE)
+
+
+# Rounding -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rules", ["secant", "epsilon"])
+@pytest.mark.parametrize(
+    ("dtype", "score"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2), (torch.float16, 1e-3), (torch.float64, 1e-12)]
+)
+def test_a_score_near_zero_beside_others_is_rounded_as_they_are(dtype, score, rules):
+    """Large parts cancel: the score is off by rounding that is nothing beside these parts."""
+    model, x = cancelling(score, dtype)
+    options = {"reference": 0.0} if rules == "secant" else {}
+    found = hilrp.explain(model, x.expand(40, -1), list(range(40)), rules, **options)
+    ledger = found.ledger
+    assert not found.unchecked
+    assert (ledger.residual <= found.tolerance).all()
+    own = torch.maximum(ledger.score.abs(), ledger.entries.get("reference", ledger.score).abs())
+    assert (ledger.difference.abs() > found.tolerance * own).any()  # what the score's own size would not allow
+    assert {*map(str, found.verdicts)} <= {"valid", "inflated", "absorbed", "nothing to explain"}
+    with pytest.MonkeyPatch.context() as patched:  # as it would be without a floor
+        patched.setattr(checks, "_UNITS", dict.fromkeys(checks._UNITS, 0))
+        with pytest.raises(hilrp.BooksError, match="do not close"):
+            hilrp.explain(model, x.expand(40, -1), list(range(40)), rules, **options)
+
+
+def test_a_leak_of_a_small_score_is_an_error():
+    """Of a score of 0.02 beside others of about 3, a thousandth is lost."""
+    model, x = cancelling(0.02, torch.float32)
+    assert float(model(x)[0, 0].detach()) == pytest.approx(0.02, rel=1e-3)
+    with hilrp.register(torch.special.i1, "reindexing"):
+        wide = Leaking(model, 1.0).double().eval()
+        whole = hilrp.explain(wide, x.double(), 0, reference=0.0, audit="off").ledger.difference
+        part = 2e-5 / float(whole.abs())
+        model.float()
+        with pytest.raises(hilrp.BooksError, match=r"largest leak is at `\(model\): (special_)?i1`"):
+            hilrp.explain(Leaking(model, part).eval(), x, 0, reference=0.0)
+        hilrp.explain(Leaking(model, part / 100).eval(), x, 0, reference=0.0)  # less than the rounding of the others
+
+
+def test_what_a_residual_is_relative_to_at_least():
+    cpu, wide = torch.device("cpu"), torch.tensor([[0.02, -3.0, 1.0], [0.5, 2.0, float("nan")]])
+    for dtype, units in ((torch.float32, 8), (torch.float64, 8), (torch.bfloat16, 2), (torch.float16, 2)):
+        rounding = units * torch.finfo(dtype).eps
+        for used in ([dtype], [torch.float64, dtype], [dtype, torch.complex64]):
+            found = checks.floor(used, cpu, [wide]) * checks.tolerance(used, cpu)
+            assert torch.allclose(found, rounding * torch.tensor([3.0, 2.0], dtype=torch.float64))
+    largest = partial(checks.floor, [torch.float32], cpu)
+    whole = largest([wide])
+    assert torch.equal(largest([wide / 2, wide]), whole)  # on the input and on the reference
+    for mask in (-1e9, float("-inf"), torch.finfo(torch.float32).min):  # classes that nobody asks for
+        masked = torch.cat([wide, torch.full((2, 2), mask)], 1)
+        masked[1, 2] = 1.0
+        assert torch.equal(largest([masked]), whole)
+    assert torch.equal(largest([torch.tensor([[0.02, 3.0]])]), whole[:1])  # of two either may be small
+    assert largest([torch.zeros(1, 5)]).tolist() == [0.0]
+    assert checks.floor([torch.int64], cpu, [wide]).tolist() == [0.0, 0.0]

@@ -1,4 +1,6 @@
-"""A function as a model, a small model with a body of the test's own, and a score that tells outputs apart."""
+"""A function as a model, a small model with a body of the test's own, a score that tells outputs apart, and scores that
+are small since large parts of them cancel.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +58,43 @@ def explain_sum(function: Callable[..., Any], x: Any, rules: Any = "epsilon", **
     """Relevance of the sum of a function's values, and the ledger."""
     options.setdefault("target", lambda out: out.flatten(1).sum(1))
     return hilrp.explain(Apply(function).eval(), x, rules=rules, stages=None, **options)
+
+
+class Cancelling(nn.Module):
+    """A network whose first 40 class scores are parts of about 3 that cancel in one sample, beside 60 others."""
+
+    def __init__(self, x: Tensor, score: float) -> None:
+        super().__init__()
+        self.hidden, self.relu = nn.Linear(64, 256, bias=False), nn.ReLU()
+        self.last = nn.Linear(256, 100, bias=False)
+        with torch.no_grad():
+            self.last.weight *= 4
+            hidden = self.hidden(x).relu()[0]
+            rows = self.last.weight[:40].double()
+            rows -= ((rows @ hidden.double() - score) / hidden.double().square().sum())[:, None] * hidden
+            self.last.weight[:40] = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.relu(self.hidden(x)))
+
+
+def cancelling(score: float, dtype: torch.dtype) -> tuple[Cancelling, Tensor]:
+    """Such a network of that type, and its sample."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 64)
+    model = Cancelling(x, score).eval().to(dtype)
+    others = model(x.to(dtype))[0, 40:].abs()
+    assert 2 < others.max() < 5
+    return model, x.to(dtype)
+
+
+class Leaking(nn.Module):
+    """The same with a part of one score whose rule loses relevance."""
+
+    def __init__(self, model: nn.Module, part: float) -> None:
+        super().__init__()
+        self.model, self.part = model, part
+
+    def forward(self, x: Tensor) -> Tensor:
+        lost = self.part * torch.special.i1(x[:, :4].sum(1, keepdim=True) / 4)
+        return self.model(x) + nn.functional.pad(lost, (0, 99))

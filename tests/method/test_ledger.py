@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -190,6 +191,22 @@ def test_relative_to_a_reference():
     assert plain.explained.tolist() == [2.0]
     assert plain.contrast.tolist() == [1.0]
     assert plain.share.tolist() == [0.5]
+
+
+def test_scores_near_zero_have_a_floor():
+    """Beside others a score of 0.001 is no more exact than these: of a chain, than those of its largest state."""
+    exact = ledger(vector(1e-3), vector(0.9e-3), {"reference": vector(0.0)})
+    whole = ledger(vector(3.0), vector(2.7), {})
+    assert exact.residual.tolist() == pytest.approx([0.1])
+    small = replace(exact, floor=vector(0.02))
+    assert small.residual.tolist() == small.leak.tolist() == pytest.approx([0.005])
+    assert small.contrast.tolist() == pytest.approx([0.05])
+    assert replace(whole, floor=vector(0.02)).residual.tolist() == whole.residual.tolist() == pytest.approx([0.1])
+    both = [small, replace(exact, floor=vector(0.06))]
+    assert Ledger.joined([*both, exact]).residual.tolist() == pytest.approx([0.005, 1e-4 / 0.06, 0.1])
+    assert Ledger.weighted(both, [0.5, 0.5]).floor.tolist() == pytest.approx([0.04])
+    assert Ledger.of_chain(both).floor.tolist() == pytest.approx([0.06])
+    assert Ledger.of_chain([exact, exact]).floor is None
 
 
 def test_ledgers_together():

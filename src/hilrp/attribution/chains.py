@@ -288,7 +288,7 @@ def check_ends_meet(steps: Sequence[Explanation]) -> None:
     """Raises if a state has another score as the end of one step than as the beginning of the next."""
     for before, after in pairwise(steps):
         ended, began = before.ledger.score, after.ledger.entries[REFERENCE]
-        largest = torch.stack([t.abs() for each in steps for t in (each.ledger.score, each.ledger.entries[REFERENCE])])
+        largest = torch.stack([each.ledger.scale for each in steps])
         apart = (ended - began).abs() > after.tolerance * largest.amax(0)
         if bool(apart.any()):
             sample = int(apart.nonzero()[0])

@@ -7,13 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hilrp.attribution.checks import tolerance
+from hilrp.attribution.checks import floor, tolerance
 from hilrp.attribution.single_samples import each_score
 from hilrp.attribution.stages import OF_INPUT, channels_last, stream_name, streams, to_map
 from hilrp.engine import messages
@@ -26,7 +26,7 @@ from hilrp.method.ledger import Books, Ledger, Site
 from hilrp.method.linear import live_layers, note_use
 from hilrp.method.rules import Rules
 from hilrp.method.sample_axis import Layout, copied
-from hilrp.targets import Target, score_of
+from hilrp.targets import Target, logits_of, score_of
 from hilrp.targets.classes import Checked, is_own
 from hilrp.util.errors import AuditError, HilrpError, InputError, ModelError
 from hilrp.util.memory import shortage
@@ -253,6 +253,7 @@ class Pass:
             relevance, ledger = each_score(self)
         self.close()
         limit = tolerance(self.dtypes, self.score.device)
+        ledger = replace(ledger, floor=self._floor())
         numbers = [t for t in tensors((relevance, self.score)) if t.is_floating_point()]
         flags = [t.isfinite().all() for t in numbers]
         flags += [(ledger.leak <= limit).all(), (ledger.residual <= limit).all()]
@@ -282,6 +283,14 @@ class Pass:
             self.layers,
             self.layer_rows,
         )
+
+    def _floor(self) -> Tensor | None:
+        """What a class's residual is relative to at least, by the scores of all classes; of functions ``None``."""
+        if self._chosen is None:
+            return None
+        outputs = [self.output] if self.reference_score is None else [self.output, self.reference_output]
+        scores = [logits_of(each).reshape(self._batch, -1) for each in outputs]
+        return floor(self.dtypes, self.score.device, scores)
 
     def _held(self, leaf: Tensor) -> Tensor:
         """What a gradient at the input is multiplied with: the input, or its difference to the reference."""

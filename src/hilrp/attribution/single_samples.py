@@ -52,7 +52,7 @@ def one_by_one(run: Pass, found: Outcome) -> Outcome:
     return replace(
         found,
         relevance=map_tensors(lambda t: whole[id(t)], found.relevance),
-        ledger=Ledger.joined(ledgers),
+        ledger=replace(Ledger.joined(ledgers), floor=found.ledger.floor),
         sums={name: torch.cat(each) for name, each in sums.items()},
         maps={name: torch.cat(each) for name, each in maps.items() if len(each) == batch},
         layers=layers,

@@ -211,6 +211,8 @@ class Ledger:
         itemised: Whether the books are itemised.
         inputs: What arrived at each of several inputs (``"pixels"``, ``"words"``), by name; ``pixels`` is their sum.
         relative_to: What the reference is called, where there is one.
+        floor: What residual and leak are relative to at least, ``[B]``: a score that is near zero because large parts
+            of it cancel is rounded as these are.
     """
 
     score: Tensor
@@ -220,6 +222,7 @@ class Ledger:
     itemised: bool
     inputs: dict[str, Tensor] = field(default_factory=dict)
     relative_to: str | None = None
+    floor: Tensor | None = None
 
     @staticmethod
     def close(books: Books, score: Tensor, inputs: dict[str, Tensor], reference: Tensor | None = None) -> Ledger:
@@ -253,7 +256,8 @@ class Ledger:
         """The ledgers of steps, each relative to the state before it, as one of the last relative to the first."""
         total = Ledger.weighted(steps, [1.0] * len(steps))
         entries = total.entries | {REFERENCE: steps[0].entries[REFERENCE]}
-        return replace(total, score=steps[-1].score, entries=entries)
+        floor = _floor_of(steps, lambda floors: torch.stack(floors).amax(0))
+        return replace(total, score=steps[-1].score, entries=entries, floor=floor)
 
     @staticmethod
     def _together(ledgers: list[Ledger], join: Callable[[list[Tensor]], Tensor]) -> Ledger:
@@ -272,6 +276,7 @@ class Ledger:
             itemised=ledgers[0].itemised,
             inputs=by_name([each.inputs for each in ledgers]),
             relative_to=ledgers[0].relative_to,
+            floor=_floor_of(ledgers, join),
         )
 
     @property
@@ -289,16 +294,18 @@ class Ledger:
         """``|difference| / |score|``: zero, up to rounding, if the books close."""
         return self._relative(self.difference.abs())
 
-    def _relative(self, amount: Tensor) -> Tensor:
-        """An amount relative to the score.
-
-        With a reference, to the larger of the two scores, since either may be zero.
-        """
+    @property
+    def scale(self) -> Tensor:
+        """What amounts are relative to: the score, or the larger of it and the reference's, or the floor."""
         scale = self.score.abs()
         if REFERENCE in self.entries:
             scale = torch.maximum(scale, self.entries[REFERENCE].abs())
-            return torch.where(amount == 0, 0, amount / scale)
-        return amount / scale
+        return scale if self.floor is None else torch.maximum(scale, self.floor)
+
+    def _relative(self, amount: Tensor) -> Tensor:
+        """An amount relative to the scale; with a reference it may be zero, as may be what is explained."""
+        relative = amount / self.scale
+        return torch.where(amount == 0, 0, relative) if REFERENCE in self.entries else relative
 
     @property
     def leak(self) -> Tensor:
@@ -318,14 +325,13 @@ class Ledger:
 
     @property
     def contrast(self) -> Tensor:
-        """How large what is explained is, beside the larger of score and reference's score.
+        """How large what is explained is, beside the larger of score and reference's score (or the floor).
 
         Without a reference, one.
         """
         if REFERENCE not in self.entries:
             return torch.ones_like(self.score)
-        scale = torch.maximum(self.score.abs(), self.entries[REFERENCE].abs())
-        return torch.where(scale == 0, 0, self.explained.abs() / scale)
+        return self._relative(self.explained.abs())
 
     @property
     def share(self) -> Tensor:
@@ -359,3 +365,10 @@ class Ledger:
             for name, value in lines
         ]
         return "\n".join(out)
+
+
+def _floor_of(ledgers: list[Ledger], join: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
+    """The floors of several ledgers, joined; ``None`` where none has one."""
+    if all(each.floor is None for each in ledgers):
+        return None
+    return join([torch.zeros_like(each.score) if each.floor is None else each.floor for each in ledgers])
