@@ -6,6 +6,7 @@ What shap does is run, not assumed: each test of an issue fails if shap no longe
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 
 import hilrp
 from helpers.models import randomised
+from helpers.nets import Leaking, cancelling
+from hilrp.attribution.checks import TOLERANCE
 from hilrp.compat import shap as ours
 from hilrp.compat.peers import MissingPeerError
 from hilrp.references import Average
@@ -409,9 +412,61 @@ def test_sums_are_compared_with_the_model_itself():
     said = r"of sample \d for output 1 sum to .*: 5 is missing.* weights may have changed since"
     with pytest.raises(ours.AdditivityError, match=said) as raised:
         explainer.shap_values(x)
-    assert isinstance(raised.value, (AssertionError, hilrp.BooksError))  # what scripts catch of shap, and of hilrp
+    assert isinstance(raised.value, AssertionError)  # what scripts catch of shap
+    assert isinstance(raised.value, hilrp.BooksError)  # and of hilrp
     with pytest.warns(AuditWarning, match="for output 1 sum to"):
         explainer.shap_values(x, check_additivity=False)
+
+
+def scaled_by(part, monkeypatch):
+    """Lets every explanation have so much more relevance than it has, behind the back of its ledger."""
+    plain = hilrp.Explainer.explain
+
+    def explain(self, *given):
+        found = plain(self, *given)
+        return replace(found, relevance=found.relevance * (1 + part))
+
+    monkeypatch.setattr(hilrp.Explainer, "explain", explain)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
+def test_the_documented_tolerance_is_the_one_that_is_asked(dtype, limit, monkeypatch):
+    model, x = nn.Linear(6, 3, bias=False).to(dtype), torch.randn(4, 6, dtype=dtype)
+    explainer = ours.DeepExplainer(model, torch.zeros(1, 6, dtype=dtype))  # values sum to the output itself
+    with monkeypatch.context() as patched:
+        scaled_by(0.8 * limit, patched)
+        explainer.shap_values(x)
+    scaled_by(1.2 * limit, monkeypatch)
+    with pytest.raises(ours.AdditivityError, match=r"for output . sum to"):
+        explainer.shap_values(x)
+
+
+@pytest.mark.parametrize(("dtype", "score"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+def test_outputs_near_zero_on_sample_and_background_are_no_error(dtype, score, monkeypatch):
+    """Among large ones they are rounded as these are; shap's own check has an absolute tolerance."""
+    model, x = cancelling(score, dtype)
+    explainer = ours.DeepExplainer(model, torch.zeros(1, 64, dtype=dtype))
+    assert explainer.shap_values(x).shape == (1, 64, 100)
+    assert explainer(x).values.shape == (1, 64, 100)
+    assert explainer.expected_value.shape == (100,)
+    if dtype == torch.float32:
+        theirs.DeepExplainer(model, torch.zeros(1, 64)).shap_values(x)
+    scaled_by(2 * TOLERANCE[dtype], monkeypatch)  # of the large ones it is an error all the same
+    with pytest.raises(ours.AdditivityError, match=r"for output [4-9]\d sum to"):
+        explainer.shap_values(x)
+
+
+def test_whatever_finds_that_the_sum_is_off_it_is_an_additivity_error():
+    model, x = cancelling(0.02, torch.float32)
+    leaking = Leaking(model, 1e-2).eval()
+    with hilrp.register(torch.special.i1, "reindexing"):
+        explainer = ours.DeepExplainer(leaking, torch.zeros(1, 64))
+        for ask in (explainer, explainer.shap_values):
+            with pytest.raises(AssertionError, match=r"i1`.* check_additivity=False makes this a warning") as raised:
+                ask(x)
+            assert isinstance(raised.value, ours.AdditivityError)
+        with pytest.warns(AuditWarning):
+            explainer.shap_values(x, check_additivity=False)
 
 
 def test_names_and_shapes_that_make_no_sense():

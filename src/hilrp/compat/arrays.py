@@ -46,6 +46,18 @@ def as_tensor(name: str, given: Any, place: Tensor) -> Tensor:
     return given.detach().to(place.device)
 
 
+def as_array(t: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as an array; of bfloat16, which numpy lacks, in float32.
+
+    Example:
+        >>> as_array(torch.zeros(2, dtype=torch.bfloat16)).dtype
+        dtype('float32')
+    """
+    t = t.detach().cpu()
+    array: np.ndarray[Any, Any] = (t.float() if t.dtype == torch.bfloat16 else t).numpy()
+    return array
+
+
 def repeated(count: int, t: Tensor) -> Tensor:
     """All samples, so many times one after the other."""
     return t.repeat(count, *[1] * (t.ndim - 1))

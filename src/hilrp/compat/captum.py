@@ -164,9 +164,7 @@ class Relevance(_GradientAttribution):  # type: ignore[misc, valid-type]
     def _compare(self, plain: Tensor, chosen: Tensor, found: Explanation) -> None:
         """Raises, or warns, where what was explained has other scores than the function run on all samples at once."""
         score = plain.gather(1, chosen.to(plain.device)[:, None])[:, 0].double().to(found.score.device)
-        # Beside a difference to the reference, a score near zero is off by no more than its rounding.
-        explained = found.ledger.explained.double().abs()
-        scale = torch.stack([score.abs(), found.score.double().abs(), explained]).amax(0)
+        scale = torch.maximum(score.abs(), found.ledger.scale)  # that of a score near zero is by the others
         apart = (score - found.score.double()).abs() > found.tolerance * scale
         if not bool(apart.any()):
             return

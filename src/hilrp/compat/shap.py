@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hilrp.attribution.explainer import Explainer as _Explainer  # shap has one, too, which scripts mean
 from hilrp.attribution.references import Given, Question, Reference, asked, find
-from hilrp.compat.arrays import as_tensor, channels_last, column_names, repeated
+from hilrp.compat.arrays import as_array, as_tensor, channels_last, column_names, repeated
 from hilrp.compat.asking import checked_size, evaluated, place_of, plain_scores, relative_to
 from hilrp.compat.peers import peer
 from hilrp.method.rules import AnyRules
@@ -36,6 +36,7 @@ Order = Literal["max", "min", "max_abs"]
 _ORDERS = ("max", "min", "max_abs")
 #: How many pairs of a sample and a background sample run at once on a processor: of pictures, and of short rows.
 _PICTURES, _ROWS = 32, 1024
+_AS_WARNING = "check_additivity=False makes this a warning; the values stay wrong."
 
 
 class AdditivityError(BooksError, AssertionError):
@@ -135,7 +136,7 @@ class DeepExplainer:
                 "expected_value: the background is a reference that is made for each sample. Use "
                 "explainer(X).base_values, which has one for each."
             )
-        return np.atleast_1d(self._on_background.mean(0).cpu().numpy())
+        return np.atleast_1d(as_array(self._on_background.mean(0)))
 
     def shap_values(
         self,
@@ -160,7 +161,8 @@ class DeepExplainer:
 
         Raises:
             AdditivityError: Where values don't sum to the difference of the model's outputs, by more than rounding: in
-                float32 1e-4 of the larger output (in float64 1e-10).
+                float32 1e-4 of the larger output (in float64 1e-10); of outputs near zero, 8 units in the last place of
+                the sample's largest one.
         """
         parts = self._samples(X)
         x, count = self._in_form(parts), checked_size("X", parts)
@@ -190,7 +192,7 @@ class DeepExplainer:
             shap.Explanation(
                 values=channels_last(each[0] if single else np.stack(each, -1), part.ndim),
                 base_values=base[:, 0] if single else base,
-                data=channels_last(part.cpu().numpy(), part.ndim),
+                data=channels_last(as_array(part), part.ndim),
                 feature_names=self.feature_names if part.ndim == 2 else None,
             )
             for each, part in zip(found.inputs, parts, strict=True)
@@ -206,22 +208,28 @@ class DeepExplainer:
         for number in range(ranks.shape[1]):
             chosen = ranks[:, number].to(score.device, torch.long)
             base, total, references = torch.zeros(len(score), dtype=torch.double), None, 0
-            limit, size = 0.0, torch.zeros_like(base)
+            limit, size, floor = 0.0, torch.zeros_like(base), torch.zeros_like(base)
             for inputs, reference, count, scores in self._references(x, chosen):
-                found = relative_to(explainer, reference).explain(
-                    inputs, chosen.repeat(count), self._at_once(x), self._passes
-                )
+                try:
+                    found = relative_to(explainer, reference).explain(
+                        inputs, chosen.repeat(count), self._at_once(x), self._passes
+                    )
+                except BooksError as error:
+                    raise AdditivityError(f"{error} {_AS_WARNING}") from error
                 relevance = found.relevance if self._several else (found.relevance,)
                 added = [t.double().reshape(count, len(score), *t.shape[1:]).sum(0).cpu().numpy() for t in relevance]
                 total = added if total is None else [a + b for a, b in zip(total, added, strict=True)]
                 base += scores.double().reshape(count, len(score)).sum(0).cpu()
                 size += scores.double().abs().reshape(count, len(score)).sum(0).cpu()
+                assert found.ledger.floor is not None  # a class has one
+                floor += found.ledger.floor.reshape(count, len(score)).sum(0).cpu()
                 references, limit = references + count, max(limit, found.tolerance)
             assert total is not None
             means = [each / references for each in total]
             bases.append(base / references)
             own = rows.gather(1, chosen.unsqueeze(1)).squeeze(1).double().cpu()
-            self._check(means, own, bases[-1], limit * torch.maximum(own.abs(), size / references), chosen, check)
+            scale = torch.stack([own.abs(), size / references, floor / references]).amax(0)
+            self._check(means, own, bases[-1], limit * scale, chosen, check)
             for kept, each in zip(values, means, strict=True):
                 kept.append(each)
         return _Values(values, torch.stack(bases, 1))
@@ -291,7 +299,7 @@ class DeepExplainer:
                 "may have changed since. Make a new one."
             )
         if check:
-            raise AdditivityError(f"{message} check_additivity=False makes this a warning; the values stay wrong.")
+            raise AdditivityError(f"{message} {_AS_WARNING}")
         warnings.warn(message, AuditWarning, stacklevel=4)
 
     def _stale(self) -> bool:
