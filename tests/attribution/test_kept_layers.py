@@ -134,6 +134,29 @@ def test_several_tensors_and_layers_that_nothing_reaches(tmp_path):
     assert {"layer/both", "layer/both[1]"} <= {*found.arrays()}
 
 
+class Searching(nn.Module):
+    """One that looks first where something is, without gradients, and then reads it there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.words, self.head = nn.Linear(3, 4), nn.Embedding(5, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.features(torch.ones_like(x))
+        return self.head(self.features(x) + self.words(torch.tensor([1])))
+
+
+def test_runs_that_have_nothing_to_do_with_what_is_explained_are_none():
+    """The first run has no relevance, so that the other is not called the second; a module without any is named."""
+    model, x = Searching().double().eval(), torch.randn(2, 3, dtype=torch.double)
+    found = hilrp.Explainer(model, keep=["features", "words"]).explain(x, target=0)
+    assert {*found.layers} == {"features"}
+    assert torch.allclose(found.layers["features"].sum(1), found.ledger.explained, rtol=1e-10)
+    assert [note for note in found.notes if note.startswith("keep: what is at `words` does not depend")]
+    assert not [note for note in found.notes if "`features`" in note]
+
+
 def test_what_can_not_be_kept():
     model = small()
     with pytest.raises(hilrp.InputError, match=r"keep: the model has no module named 'layer9'.*name:input"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import cv2
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from pytorch_grad_cam.utils.model_targets import (  # noqa: E402
     FinerWeightedTarget,
     SemanticSegmentationTarget,
 )
+from pytorch_grad_cam.utils.reshape_transforms import fasterrcnn_reshape_transform  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +169,41 @@ def test_where_nothing_speaks_for_the_target_the_map_is_zero():
     assert not np.isnan(maps).any()
 
 
+def test_where_only_the_class_token_has_relevance_the_zero_map_is_said():
+    model, x = small_vit(), torch.randn(1, 3, 32, 32)
+    cam = HiLRPCAM(model, [model.blocks[-1]])
+    with pytest.warns(UserWarning, match=r"`blocks.\d` has no relevance at its places.*blocks\[-1\].norm1"):
+        assert cam(x).max() == 0
+    assert any("the map is zero" in note for note in cam.explanation.notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        earlier = HiLRPCAM(model, [model.blocks[-1].norm1])
+        assert earlier(x).max() == 1
+    assert not any("the map is zero" in note for note in earlier.explanation.notes)
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_as_many_pictures_at_once_as_batch_size_says(layers):
+    """Scripts set it on pytorch-grad-cam's objects."""
+    model, x = network(), torch.randn(5, 3, 32, 32)
+    seen = []
+    model[0].register_forward_hook(lambda module, given, output: seen.append(len(output)))
+    cam = HiLRPCAM(model, [model[2]] if layers else None)
+    for targets in (None, [ClassifierOutputTarget(1)] * 5, [ClassifierOutputSoftmaxTarget(i % 4) for i in range(5)]):
+        cam.batch_size = None
+        whole = cam(x, targets)
+        cam.batch_size = 2
+        seen.clear()
+        assert np.allclose(cam(x, targets), whole, atol=1e-5)
+        assert max(seen) == 2
+        assert cam.explanation.map.shape == (5, 32, 32)
+        assert cam.outputs.shape == (5, 4)
+    for wrong in (0, 1.5, True):
+        cam.batch_size = wrong
+        with pytest.raises(hilrp.InputError, match="batch_size="):
+            cam(x)
+
+
 def test_test_time_augmentation():
     pytest.importorskip("ttach")
     model = network()
@@ -268,17 +306,32 @@ def test_segmentation():
     assert torch.allclose(plain.explanation.score, cam.explanation.score)
 
 
-@pytest.mark.parametrize(
-    "name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn"]
-)
+FASTER_RCNN = "fasterrcnn_mobilenet_v3_large_320_fpn"
+
+
+def detector(name: str = FASTER_RCNN) -> nn.Module:
+    """A small detector whose batch norms have the statistics of pictures: else its output hardly depends on these."""
+    torchvision = pytest.importorskip("torchvision")
+    options = {"num_classes": 5, "weights": None, "weights_backbone": None}
+    options |= {f"{'box_' * ('rcnn' in name)}{key}": value for key, value in OF_OBJECTS.items()}
+    options |= {} if "ssd" in name else {"min_size": 64, "max_size": 96}
+    model = randomised(torchvision.models.get_model(name, **options))
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.train().momentum = None
+    with torch.no_grad():
+        model.backbone(torch.randn(4, 3, 64, 96))
+    return model.eval()
+
+
+OF_OBJECTS = {"score_thresh": 0.0, "detections_per_img": 5}
+
+
+@pytest.mark.parametrize("name", [FASTER_RCNN, "ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn"])
 def test_detection(name):
     """Their target: how well a box is found again, and how sure its label is."""
-    torchvision = pytest.importorskip("torchvision")
-    options = {"num_classes": 5, "weights": None, "weights_backbone": None, "detections_per_img": 5}
-    options |= {"box_score_thresh": 0.0} if "rcnn" in name else {"score_thresh": 0.0}
-    options |= {} if "ssd" in name else {"min_size": 64, "max_size": 64}
-    model = randomised(torchvision.models.get_model(name, **options))
-    x = torch.rand(1, 3, 64, 64)
+    model, x = detector(name), torch.rand(1, 3, 64, 96)
     with torch.no_grad():
         found = model(x)[0]
     boxes, labels = found["boxes"][:2].numpy(), found["labels"][:2]
@@ -286,8 +339,53 @@ def test_detection(name):
     with HiLRPCAM(model, rules="secant") as cam:
         well_formed(cam(x, targets=[target]), x)
     assert torch.allclose(cam.explanation.score, target(found), atol=1e-3)
+    assert cam.explanation.ledger.explained.abs() > 0.05
     assert set(cam.outputs[0]) == {"boxes", "labels", "scores"}
     assert np.allclose(cam.outputs[0]["boxes"][:2], boxes, atol=1e-2)
+
+
+def boxes_of(model: nn.Module, x: torch.Tensor) -> list[FasterRCNNBoxScoreTarget]:
+    with torch.no_grad():
+        return [FasterRCNNBoxScoreTarget(each["labels"][:3], each["boxes"][:3].numpy()) for each in model(x)]
+
+
+def test_layers_of_a_detector():
+    """Their tutorial names the backbone. It runs twice: where objects are is found on the picture first."""
+    model, x = detector(), torch.rand(2, 3, 64, 96)
+    targets = boxes_of(model, x)
+    seen = []
+
+    def reshape(features):
+        seen.append({name: tuple(t.shape) for name, t in features.items()})
+        return fasterrcnn_reshape_transform(features)
+
+    for layer, own in ((model.backbone, reshape), (model.backbone, None), (model.backbone.body, None)):
+        maps = HiLRPCAM(model, [layer], own)(x, targets)  # of mappings of several maps
+        assert maps.shape == (2, 64, 96)
+        assert (maps.reshape(2, -1).max(1) > 0).all()
+    assert seen == [{name: tuple(t.shape) for name, t in model.backbone(x).items()}]
+    whole = HiLRPCAM(model, [model.backbone])
+    together = whole(x, targets)
+    kept = [t for name, t in whole.explanation.layers.items() if name.startswith("model.detector.backbone")]
+    assert len(kept) > 1
+    assert torch.allclose(sum(t.sum((1, 2, 3)) for t in kept), whole.explanation.map.sum((1, 2)), rtol=1e-3)
+    large = [F.interpolate(t.sum(1, keepdim=True), x.shape[2:], mode="bilinear")[:, 0] * t[0, 0].numel() for t in kept]
+    positive = sum(large).clamp(min=0)
+    assert np.allclose(together, positive / positive.amax((1, 2), keepdim=True), atol=1e-5)
+    for i in (0, 1):
+        assert np.allclose(HiLRPCAM(model, [model.backbone])(x[i : i + 1], targets[i : i + 1]), together[i], atol=1e-3)
+
+
+def test_what_a_detectors_layers_can_not_be():
+    model, x = detector(), torch.rand(1, 3, 64, 96)
+    targets = boxes_of(model, x)
+    with pytest.raises(hilrp.ModelError, match=r"`rpn.head` runs on nothing that depends .*\(which objects are found"):
+        HiLRPCAM(model, [model.rpn.head])(x, targets)
+    with pytest.raises(hilrp.InputError, match=r"`roi_heads.box_head` has \(5, 1024\), which is no map"):
+        HiLRPCAM(model, [model.roi_heads.box_head])(x, targets)
+    elsewhere = FasterRCNNBoxScoreTarget([99], np.array([[0.0, 0.0, 3.0, 3.0]]))
+    with pytest.raises(hilrp.TargetError, match=r"targets: they return the same.*none of its boxes"):
+        HiLRPCAM(model)(x, [elsewhere])
 
 
 class ClipClassifier(nn.Module):
@@ -352,6 +450,10 @@ def test_arguments_that_make_no_sense():
         cam(X, eigen_smooth=True)
     with pytest.raises(hilrp.InputError, match=r"use_cuda= is no argument of HiLRPCAM: .*model.cuda\(\)"):
         HiLRPCAM(model, use_cuda=True)
+    with pytest.raises(hilrp.InputError, match=r"target_category= .*targets=\[ClassifierOutputTarget\(category\)\]"):
+        cam(X, target_category=1)
+    with pytest.raises(hilrp.TargetError, match="targets is a Tensor: give a list"):
+        cam(X, torch.tensor([1, 1]))
     with pytest.raises(hilrp.InputError, match=r"layer= is no argument"):
         HiLRPCAM(model, layer=1)
     with pytest.raises(hilrp.InputError, match=r"target_layers=\[model.layer4\[-1\]\]"):

@@ -28,7 +28,7 @@ from hilrp.method.rules import Rules
 from hilrp.method.sample_axis import Layout, copied
 from hilrp.targets import Target, logits_of, score_of
 from hilrp.targets.classes import Checked, is_own
-from hilrp.util.errors import AuditError, HilrpError, InputError, ModelError
+from hilrp.util.errors import AuditError, ConstantScoreError, HilrpError, InputError, ModelError
 from hilrp.util.memory import shortage
 from hilrp.util.nested import map_objects, map_tensors, tensors
 
@@ -271,7 +271,9 @@ class Pass:
             self.books.unsplit,
             limit,
             torch.stack([flag.to(self.score.device) for flag in flags]).all(),
-            dict(self.engine.notes) | dict.fromkeys(map(messages.unused_rules, self.engine.module_rules.unused), 1),
+            dict(self.engine.notes)
+            | dict.fromkeys(map(messages.unused_rules, self.engine.module_rules.unused), 1)
+            | dict.fromkeys((messages.carries_nothing(name) for name, runs in self._runs.items() if not runs), 1),
             self._chosen,
             self.reference_score,
             self.reference_output,
@@ -341,18 +343,21 @@ class Pass:
         name, tree = (path, output) if given is None else (path + OF_INPUT, given)
         with torch._C.DisableTorchFunction():
             if name in self._keep:
-                self._runs[name] += 1
-                run = self._runs[name]
-                self._hold(name if run == 1 else f"{name}#{run}", tree, engine)
+                self._hold(name, tree, engine)
             if path in self._stages and given is None:
                 for i, features in enumerate(streams(map_tensors(engine.current, output))):
                     if features.shape[0] == self._batch:
                         self._read(stream_name(path, i), features, engine.tracker.reference(features))
 
     def _hold(self, name: str, tree: Any, engine: Engine) -> None:
-        """Keeps the relevance of tensors whole; of those that none reaches, zeros."""
+        """Keeps the relevance of tensors whole; of those that none reaches, zeros.
+
+        A run that has nothing to do with what is explained counts for none.
+        """
         layers, books, tracker = self.layers, self.books, engine.tracker
         found = {id(now): (t, now) for t in tensors(tree) if (now := engine.current(t)).requires_grad}
+        self._runs[name] += bool(found)
+        name = name if self._runs[name] < 2 else f"{name}#{self._runs[name]}"
         for i, (named, t) in enumerate(found.values()):
             before, key = tracker.reference(t), stream_name(name, i)
             if t is not named and t._is_view():
@@ -459,7 +464,7 @@ def _check_score(engine: Engine, score: Tensor) -> None:
             "torch.inference_mode(), detach()). Explain what goes into the last gate, for instance the logit instead "
             "of its softmax, and call the model without those."
         )
-    raise ModelError(
+    raise ConstantScoreError(
         "The score does not depend on the input: the output is constant, or the model computes it without torch, under "
         "torch.no_grad() or behind .detach()."
     )

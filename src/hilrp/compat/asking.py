@@ -14,6 +14,7 @@ from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.question import Question
 from hilrp.attribution.references import Reference
 from hilrp.attribution.stages import OF_INPUT
+from hilrp.engine import messages
 from hilrp.targets import logits_of
 from hilrp.util.errors import InputError, ModelError, TargetError
 
@@ -77,16 +78,26 @@ def layer_paths(model: nn.Module, layers: Sequence[nn.Module], name: str) -> lis
     return [paths[id(layer)] for layer in layers]
 
 
-def at_layer(name: str, explanation: Explanation) -> Any:
-    """The relevance at a layer that was kept: a tensor, or a tuple of several."""
-    path = name.removesuffix(OF_INPUT)
+def at_layer(name: str, explanation: Explanation, shown: str, held: str) -> Any:
+    """The relevance at a layer that was kept: a tensor, or a tuple of several.
+
+    Args:
+        name: What it is called in the explanation.
+        explanation: The explanation.
+        shown: What it is called in errors: its path in the user's model.
+        held: What is held fixed, and so has no relevance.
+    """
+    of_input = name.endswith(OF_INPUT)
     if f"{name}#2" in explanation.layers:
         raise ModelError(
-            f"layer: `{path}` runs more than once in a pass, and has relevance each time. Give a module that runs "
+            f"layer: `{shown}` runs more than once in a pass, and has relevance each time. Give a module that runs "
             "once, as the block that it is in; explanation.layers has them all."
         )
     if name not in explanation.layers:
-        reason = "does not run" if name == path else "is given nothing by position that depends on the input"
-        raise ModelError(f"layer: `{path}` {reason}, and so has no relevance. Give another module.")
+        reason = "does not run"
+        if messages.carries_nothing(name) in explanation.notes:
+            what = "is given nothing by position" if of_input else "runs on nothing"
+            reason = f"{what} that depends on what is explained ({held})"
+        raise ModelError(f"layer: `{shown}` {reason}, and so has no relevance. Give another module.")
     found = [t for key, t in explanation.layers.items() if key == name or key.startswith(f"{name}[")]
     return found[0] if len(found) == 1 else tuple(found)

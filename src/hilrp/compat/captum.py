@@ -23,7 +23,7 @@ from hilrp.attribution.references import DEFAULT, Given, Reference, find
 from hilrp.attribution.stages import OF_INPUT
 from hilrp.compat.asking import at_layer, layer_paths, relative_to
 from hilrp.compat.captum_forms import as_baseline, checked_arguments, checked_inputs, flat_target
-from hilrp.compat.functions import Function, as_held, held_name
+from hilrp.compat.functions import Function, as_held, held_name, shown_path
 from hilrp.compat.peers import peer
 from hilrp.method.rules import AnyRules, Rules
 from hilrp.targets import logits_of
@@ -143,8 +143,8 @@ class Relevance(_GradientAttribution):  # type: ignore[misc, valid-type]
         arguments: Any,
         others: Mapping[str, Any],
         of_input: bool = False,
-    ) -> tuple[Explanation, list[str]]:
-        """The explanation that attributions are taken from, and the names of the layers in it."""
+    ) -> tuple[Explanation, nn.Module]:
+        """The explanation that attributions are taken from, and the model that it is of."""
         for name in others:
             raise InputError(
                 f"{name}= is no argument of {type(self).__name__}.attribute: "
@@ -159,7 +159,7 @@ class Relevance(_GradientAttribution):  # type: ignore[misc, valid-type]
         self.explanation = explainer.explain(x, chosen, self._batch, self._passes)
         if self._audit != "off":
             self._compare(plain.reshape(len(parts[0]), -1), chosen, self.explanation)
-        return self.explanation, self._kept(explainer.model, of_input)
+        return self.explanation, explainer.model
 
     def _compare(self, plain: Tensor, chosen: Tensor, found: Explanation) -> None:
         """Raises, or warns, where what was explained has other scores than the function run on all samples at once."""
@@ -328,10 +328,10 @@ class LayerRelevance(Relevance, _LayerAttribution):  # type: ignore[misc, valid-
             attribute_to_layer_input: Attribute to what the layer is given, by position, instead of to its output.
             others: As for `Relevance.attribute`.
         """
-        explanation, names = self._explained(
-            inputs, baselines, target, additional_forward_args, others, attribute_to_layer_input
-        )
-        found = [at_layer(name, explanation) for name in names]
+        of_input = attribute_to_layer_input
+        explanation, model = self._explained(inputs, baselines, target, additional_forward_args, others, of_input)
+        held = "additional_forward_args are held fixed: give what is explained in inputs"
+        found = [at_layer(name, explanation, shown_path(model, name), held) for name in self._kept(model, of_input)]
         attributions = found if isinstance(self.layer, list) else found[0]
         if not return_convergence_delta:
             return attributions

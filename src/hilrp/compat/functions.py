@@ -8,6 +8,7 @@ one module, whose forward pass is the function.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hilrp.attribution.stages import OF_INPUT
 from hilrp.targets import logits_of
 from hilrp.util.errors import InputError
 
@@ -61,6 +63,17 @@ class Function(nn.Module):
                 further[int(number)] = value.view(getattr(torch, kind))
         found = logits_of(self._function[0](*given, *further))
         return found.flatten(1) if found.ndim > 1 else found
+
+
+def shown_path(model: nn.Module, name: str) -> str:
+    """The path of a layer in the user's model, which may be in a `Function`.
+
+    Example:
+        >>> shown_path(Function(nn.Sequential(nn.Linear(3, 2))), "parts.0.0:input")
+        '0'
+    """
+    path = name.removesuffix(OF_INPUT)
+    return re.sub(r"^parts\.\d+(\.|$)", "", path) if isinstance(model, Function) else path
 
 
 def held_name(number: int, argument: Tensor) -> str:

@@ -11,22 +11,24 @@ and lightly smoothed, as pictures need it; the signed map that sums to the diffe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from hilrp.attribution.combined import joined
 from hilrp.attribution.explainer import Audit, Explainer, unwrap
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.marking import smoothed
-from hilrp.attribution.stages import channels_last, to_features
-from hilrp.compat.asking import at_layer, evaluated, layer_paths, place_of
+from hilrp.compat.asking import evaluated, place_of
+from hilrp.compat.layer_maps import LayerMaps, from_0_to_1
 from hilrp.compat.peers import peer
 from hilrp.method.rules import DEFAULT_RULES, AnyRules
-from hilrp.targets import Target, logits_of
-from hilrp.util.errors import InputError, TargetError
+from hilrp.targets import logits_of
+from hilrp.util.errors import ConstantScoreError, InputError, TargetError
 
 #: Arguments of pytorch-grad-cam's classes that have no meaning here, and what to use instead.
 _OTHERS = {
@@ -35,6 +37,11 @@ _OTHERS = {
     "uses_gradients": "there is nothing to choose",
     "detach": "cam.explanation holds tensors",
     "ablation_layer": "no activations are ablated",
+    "batch": "set cam.batch_size",
+}
+#: Those of its calls.
+_OF_CALLS = {
+    "target_category": "give targets=[ClassifierOutputTarget(category)], one for each picture",
 }
 
 
@@ -57,6 +64,7 @@ class HiLRPCAM:
     Attributes:
         explanation: The last `hilrp.Explanation`: its signed map, its ledger, its notes.
         outputs: What the model returned.
+        batch_size: How many pictures run at once; all of them, if it is None.
 
     Example:
         >>> import torch
@@ -96,9 +104,10 @@ class HiLRPCAM:
             raise InputError("reshape_transform is for what layers have. Leave it out, or give target_layers=.")
         self.reshape_transform, self.tta_transforms = reshape_transform, tta_transforms
         explained = _as_explained(unwrap(self.model))
-        self._paths = layer_paths(explained, self.target_layers or [], "target_layers")
-        self._explainer = Explainer(explained, rules, reference, audit, None, keep=self._paths)
+        self._layers = LayerMaps(unwrap(self.model), explained, self.target_layers or [], reshape_transform)
+        self._explainer = Explainer(explained, rules, reference, audit, None, keep=self._layers.paths)
         self._passes = passes
+        self.batch_size: int | None = None
         self.explanation: Explanation | None = None
         self.outputs: Any = None
 
@@ -108,6 +117,7 @@ class HiLRPCAM:
         targets: Sequence[Callable[[Any], Tensor]] | None = None,
         aug_smooth: bool = False,
         eigen_smooth: bool = False,
+        **others: Any,
     ) -> np.ndarray[Any, Any]:
         """A map of each picture, ``[B,H,W]`` in float32: what speaks for the target, over the most that any pixel does.
 
@@ -117,20 +127,26 @@ class HiLRPCAM:
                 classes, if it is None.
             aug_smooth: Take the mean over changed pictures (`tta_transforms`), each explained and changed back.
             eigen_smooth: Not available.
+            others: Arguments of pytorch-grad-cam's calls: each is an error that says what to use instead.
         """
+        for name in others:
+            raise InputError(
+                f"{name}= is no argument of a call of HiLRPCAM: "
+                f"{_OF_CALLS.get(name, 'it takes input_tensor, targets, aug_smooth')}."
+            )
         if eigen_smooth:
             raise InputError(
                 "eigen_smooth=True replaces a map by the first principal component of a layer's channels, which is no "
                 "share of the output. Leave it out; for a steadier map use HiLRPCAM(..., passes=8), or aug_smooth=True."
             )
         x = self._checked(input_tensor)
-        target = self._target(targets, len(x))
+        self._check_targets(targets, len(x))
         if not aug_smooth:
-            return self._map(x, target)
-        if target is None:
-            with torch.no_grad():
-                target = logits_of(self.model(x.clone())).argmax(-1)
-        return self._smoothed_by_augmentation(x, target)
+            return self._map(x, targets)
+        if targets is not None:
+            return self._smoothed_by_augmentation(x, targets)
+        with torch.no_grad():
+            return self._smoothed_by_augmentation(x, logits_of(self.model(x.clone())).argmax(-1))
 
     def __enter__(self) -> HiLRPCAM:
         return self
@@ -148,10 +164,9 @@ class HiLRPCAM:
         return input_tensor.detach().to(place_of(self.model).device)
 
     @staticmethod
-    def _target(targets: Any, batch: int) -> Target:
-        """What hilrp is asked: classes, where all targets are classes, and else a function of the output."""
+    def _check_targets(targets: Any, batch: int) -> None:
         if targets is None:
-            return None
+            return
         if not isinstance(targets, (list, tuple)):
             raise TargetError(
                 f"targets is a {type(targets).__name__}: give a list with one target for each picture, "
@@ -162,6 +177,12 @@ class HiLRPCAM:
         wrong = next((each for each in targets if not callable(each)), None)
         if wrong is not None:
             raise TargetError(f"targets holds {wrong!r}: give ClassifierOutputTarget({wrong!r}), or another function.")
+
+    @staticmethod
+    def _target(targets: Any, batch: int) -> Tensor | Callable[[Any], Tensor] | None:
+        """What hilrp is asked: classes, where all targets are classes, and else a function of the output."""
+        if targets is None or isinstance(targets, Tensor):  # classes that were predicted
+            return targets
         classes = [each.category for each in targets if _is_theirs(each, "ClassifierOutputTarget")]
         if len(classes) == batch:
             return torch.as_tensor(classes)
@@ -178,59 +199,58 @@ class HiLRPCAM:
 
         return score
 
-    def _map(self, x: Tensor, target: Target) -> np.ndarray[Any, Any]:
-        found = self._explainer.explain(x, target, passes=self._passes)
-        self.explanation, self.outputs = found, found.output
+    def _map(self, x: Tensor, targets: Any) -> np.ndarray[Any, Any]:
+        """The maps of some pictures; as many are explained at once as `batch_size` says."""
+        size = len(x) if self.batch_size is None else self.batch_size
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+            raise InputError(f"batch_size={size!r}: give how many pictures run at once, from 1, or None for all.")
+        parts = [slice(first, first + int(size)) for first in range(0, len(x), int(size))]
+        found = [self._explained(x[part], targets if targets is None else targets[part]) for part in parts]
+        maps = torch.cat([self._read(each, x[part]) for each, part in zip(found, parts, strict=True)])
+        if len(found) > 1:  # of a detector's layers the rows are not known to be those of samples
+            found = [each if all(each.layer_rows.values()) else _without_layers(each) for each in found]
+        whole = found[0] if len(found) == 1 else joined(found, x)
+        zero = int((maps == 0).flatten(1).all(1).sum())
+        if zero:
+            whole.notes["the map is zero: nothing that it shows speaks for the target"] = zero
+        self.explanation, self.outputs = whole, whole.output
+        return maps.cpu().numpy()
+
+    def _explained(self, x: Tensor, targets: Any) -> Explanation:
+        try:
+            with self._layers.noting():
+                return self._explainer.explain(x, self._target(targets, len(x)), passes=self._passes)
+        except ConstantScoreError as error:
+            if targets is None or isinstance(targets, Tensor):
+                raise
+            raise TargetError(
+                "targets: they return the same, whatever the picture is. A target of boxes does where none of its "
+                "boxes, with their labels, is among those that are found: give boxes and labels of the model's own "
+                f"output, in pixels. ({error})"
+            ) from error
+
+    def _read(self, found: Explanation, x: Tensor) -> Tensor:
+        """The maps of an explanation, from 0 to 1."""
         if self.target_layers is None:
             whole = found.relevance.sum(1)
             one = smoothed(whole) if whole.ndim == 3 else whole
         else:
-            one = torch.stack([_from_0_to_1(self._of_layer(path, found, x)) for path in self._paths]).mean(0)
-        return _from_0_to_1(one).cpu().numpy()
+            one = self._layers.read(found, x)
+        return from_0_to_1(one)
 
-    def _of_layer(self, path: str, found: Explanation, x: Tensor) -> Tensor:
-        """A layer's relevance, summed over channels, at the size of the input."""
-        at_it = at_layer(path, found)
-        relevance: Tensor = at_it[0] if isinstance(at_it, tuple) else at_it
-        features: Tensor | None = None
-        if self.reshape_transform is not None:
-            features = self.reshape_transform(relevance)
-        elif x.ndim == relevance.ndim == 4 and channels_last(relevance.shape, x.shape[2:]) is None:
-            raise InputError(
-                f"target_layers: `{path}` has {tuple(relevance.shape)}, and whether its channels come first or last "
-                "can't be told from that. Give reshape_transform=: lambda t: t if they come first, "
-                "lambda t: t.permute(0, 3, 1, 2) if last."
-            )
-        elif found.layer_rows.get(path) != 1:
-            features = None  # its first axis is that of other things
-        elif x.ndim == 4 and relevance.ndim in (3, 4) and len(relevance) == len(x):
-            features = to_features(relevance, x.shape[2:])
-        elif relevance.ndim == x.ndim:
-            features = relevance
-        if features is None or features.ndim != x.ndim or len(features) != len(x):
-            raise InputError(
-                f"target_layers: `{path}` has {tuple(relevance.shape)}, which is no map of places. Give another layer, "
-                "reshape_transform= from that to [B,C,h,w], or no layers at all."
-            )
-        mode = "bilinear" if x.ndim == 4 else "trilinear"
-        return F.interpolate(features.sum(1, keepdim=True), x.shape[2:], mode=mode, align_corners=False)[:, 0]
-
-    def _smoothed_by_augmentation(self, x: Tensor, target: Target) -> np.ndarray[Any, Any]:
+    def _smoothed_by_augmentation(self, x: Tensor, targets: Any) -> np.ndarray[Any, Any]:
         ttach = peer("ttach")
         changes = self.tta_transforms or ttach.Compose([ttach.HorizontalFlip(), ttach.Multiply(factors=[0.9, 1, 1.1])])
         maps = []
         for change in changes:
-            found = torch.from_numpy(self._map(change.augment_image(x), target))
+            found = torch.from_numpy(self._map(change.augment_image(x), targets))
             maps.append(change.deaugment_mask(found.unsqueeze(1))[:, 0].numpy())
         mean: np.ndarray[Any, Any] = np.mean(np.stack(maps), axis=0)
         return mean
 
 
-def _from_0_to_1(maps: Tensor) -> Tensor:
-    """What speaks for the target, over its maximum in each picture; zeros where nothing does."""
-    positive = maps.detach().float().clamp(min=0)
-    most = positive.flatten(1).amax(1).reshape(-1, *[1] * (maps.ndim - 1))
-    return torch.where(most > 0, positive / most.clamp(min=torch.finfo(torch.float32).tiny), 0)
+def _without_layers(found: Explanation) -> Explanation:
+    return replace(found, layers={}, layer_rows={})
 
 
 def _is_theirs(target: Any, name: str) -> bool:

@@ -209,6 +209,11 @@ def unused_rules(key: str) -> str:
     )
 
 
+def carries_nothing(name: str) -> str:
+    """A module whose relevance is to be kept runs on nothing that depends on what is explained."""
+    return f"keep: what is at `{name}` does not depend on what is explained, and has no relevance"
+
+
 def several_outputs(shapes: list[tuple[int, ...]]) -> str:
     """An output in which it isn't said which tensor holds the classes."""
     others = ", ".join(map(str, shapes[1:]))

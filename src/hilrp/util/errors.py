@@ -23,6 +23,10 @@ class ModelError(HilrpError, RuntimeError):
     """The model can't be explained in its present state, or raised by itself."""
 
 
+class ConstantScoreError(ModelError):
+    """The score does not depend on the input."""
+
+
 class TooLargeError(HilrpError, MemoryError):
     """Memory doesn't suffice for what was to be explained at once."""
 
