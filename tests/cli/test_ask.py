@@ -178,7 +178,7 @@ def test_the_lines_of_python_make_the_same(llava, picture, tmp_path, monkeypatch
     inquiry = Inquiry(QUESTION, (picture,), "a red cat", ("red",), "blue", ("colour",), "black", passes=4, longest=5)
     loaded = hilrp.load(str(llava))
     found = inquiry.run(loaded)
-    code = inquiry.code(loaded, (), repr([str(picture)]))
+    code = inquiry.code(loaded, repr([str(picture)]))
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(code, "code", "exec"), names)

@@ -135,4 +135,4 @@ class AnswerResult:
     @property
     def code(self) -> str:
         """Lines of Python that make the same."""
-        return self.inquiry.code(self.loaded, self.picture.opening.splitlines(), "image", self.checkpoint)
+        return self.inquiry.code(self.loaded, "image", self.picture.opening, self.checkpoint)

@@ -138,7 +138,7 @@ def _page(inquiry: Inquiry, found: Answer, loaded: Loaded, checkpoint: str | Non
 
     names = [each.name for each in inquiry.images]
     images = repr([str(each) for each in inquiry.images]) if inquiry.images else "None"
-    code = inquiry.code(loaded, (), images, checkpoint)
+    code = inquiry.code(loaded, images, checkpoint=checkpoint)
     notes = loaded.notes(found.pictures[0].shape[1::-1], (SIZE, SIZE)) if found.pictures else []
     return answer_page(found, inquiry.question, inquiry.about(loaded, names), notes, code)
 

@@ -115,13 +115,13 @@ class Inquiry:
         passes = f", {self.passes} passes" if self.passes > 1 else ""
         return f"{', '.join([*names, loaded.name])} ({loaded.weights}), rules {self.rules}{passes}"
 
-    def code(self, loaded: Loaded, opening: Sequence[str], images: str, checkpoint: str | None = None) -> str:
+    def code(self, loaded: Loaded, images: str, opening: str = "", checkpoint: str | None = None) -> str:
         """Lines of Python that explain the same answer.
 
         Args:
             loaded: The model.
-            opening: Lines that open the pictures.
-            images: What these are in the lines after.
+            images: The pictures, as they are written in these lines.
+            opening: Lines that open them: imports, an empty line, the rest, which may use ``loaded``.
             checkpoint: The file that the model's weights are from, where they are somebody's own.
         """
         weights = f", checkpoint={checkpoint!r}" if checkpoint else ""
@@ -134,9 +134,10 @@ class Inquiry:
         if self.without:
             options["without"] = list(self.without)
         given = [images, repr(self.question), *(f"{name}={value!r}" for name, value in options.items())]
+        needed, _, opened = opening.partition("\n\n")
         lines = [
-            *opening,
             f"loaded = hilrp.load({loaded.name!r}{weights})",
+            *opened.splitlines(),
             "answer = hilrp.explain_answer(",
             f"    loaded.model, loaded.processor, {', '.join(given)}, max_new_tokens={self.longest}",
             ")",
@@ -144,4 +145,4 @@ class Inquiry:
             "print(answer.table())",
             'answer.save("answer")',
         ]
-        return "\n".join(["import hilrp", "", *lines, ""])
+        return "\n".join([*needed.splitlines(), *([""] if needed else []), "import hilrp", "", *lines, ""])
