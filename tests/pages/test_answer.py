@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 
 import hilrp
 from helpers.answer_models import photo, picture_model, prompt_of, text_model, tokenizer
+from hilrp.attribution.sentences import number
 from hilrp.pages.answer import answer_page
 
 SIZES = [(40, 24), (24, 48)]
@@ -113,7 +114,7 @@ def test_the_table_and_the_code(tab):
     page.locator("summary", has_text="All words").click()
     rows = page.locator("table tr").all_inner_texts()
     assert [row.split()[0] for row in rows[1:]] == ["a", "red", "cat"]
-    assert f"{found[1].prior:.2f}" in rows[2]
+    assert number(found[1].prior) in rows[2]
     page.locator("summary", has_text="Python").click()
     assert "import hilrp" in page.locator("pre").inner_text()
 

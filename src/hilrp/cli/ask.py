@@ -11,6 +11,7 @@ from rich.table import Table
 
 import hilrp
 from hilrp.answers.answer import Answer
+from hilrp.attribution.sentences import number
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json
 from hilrp.cli.options import (
     Against,
@@ -152,7 +153,7 @@ def _table(answer: Answer) -> Table:
     table.add_column("verdict")
     for word in answer.words:
         share = "" if word.prior_share is None else f"{word.prior_share:.0%}"
-        cells: list[Any] = [escape(word.text), *([] if not answer.pictures else [share]), f"{word.score:.2f}"]
-        cells += [f"{word.parts[name]:.2f}" if name in word.parts else "" for name in parts]
+        cells: list[Any] = [escape(word.text), *([] if not answer.pictures else [share]), number(word.score)]
+        cells += [number(word.parts[name]) if name in word.parts else "" for name in parts]
         table.add_row(*cells, f"[{word.verdict.colour}]{word.verdict}[/]")
     return table
