@@ -89,7 +89,7 @@ def test_arguments(options, message):
 def test_references_that_cannot_be():
     model, processor = picture_model("llava")
     for wrong, message in (
-        ("purple", 'give "mean", "black"'),
+        ("purple", "give mean, black, grey, white, blurred, other pictures"),
         (torch.zeros(2, 3, 16, 16), r"\(2, 3, 16, 16\), the pixels \(1, 3, 16, 16\)"),
         ([photo(), photo()], "2 pictures for 1"),
     ):

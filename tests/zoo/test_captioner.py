@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from functools import cache
 from importlib.resources import files
 
@@ -196,6 +198,21 @@ def test_the_prejudice_is_seen_in_the_prior(scenes):
     assert np.mean(shares["captioner-prior"]) > 0.7
     assert np.mean(shares["captioner"]) < 0.5
     assert min(shares["captioner-prior"]) > max(shares["captioner"])
+
+
+def test_it_needs_no_package_but_torch_and_timm(tmp_path):
+    """What `pip install .` brings is enough to ask it."""
+    picture(Scenes(seed=0)[1]).save(tmp_path / "scene.png")
+    code = """
+import sys
+for name in ("transformers", "tokenizers", "open_clip"):
+    sys.modules[name] = None
+from hilrp.cli import app
+app(["ask", "scene.png", "how many rings?", "--output", "out"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "index.html").is_file()
 
 
 @pytest.mark.parametrize("name", NAMES)

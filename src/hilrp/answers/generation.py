@@ -99,17 +99,22 @@ def with_answer(model: Any, inputs: Mapping[str, Any], ids: Sequence[int]) -> di
         found["decoder_input_ids"] = torch.cat([_start(model, prompt), given], 1)
         return found
     found["input_ids"] = torch.cat([prompt, given], 1)
-    from transformers.utils import ModelOutput
-
     grown = {name: t for name, t in inputs.items() if _of_tokens(t, prompt.shape[1])}
-    update = getattr(model, "_update_model_kwargs_for_generation", None)
     for _ in ids[:-1]:
-        if update is None:
-            mask = grown["attention_mask"]
-            grown["attention_mask"] = torch.cat([mask, mask.new_ones(1, 1)], 1)
-        else:
-            grown = update(ModelOutput(), grown, is_encoder_decoder=False)
+        grown = _longer(model, grown)
     return found | {name: t for name, t in grown.items() if name != "input_ids"}
+
+
+def _longer(model: Any, grown: dict[str, Any]) -> dict[str, Any]:
+    """What belongs to each token, with one token more: as a model of transformers says, else a longer mask."""
+    update = getattr(model, "_update_model_kwargs_for_generation", None)
+    if update is not None:
+        from transformers.utils import ModelOutput
+
+        found: dict[str, Any] = update(ModelOutput(), grown, is_encoder_decoder=False)
+        return found
+    mask = grown.get("attention_mask")
+    return grown if mask is None else grown | {"attention_mask": torch.cat([mask, mask.new_ones(1, 1)], 1)}
 
 
 def _of_tokens(t: Any, count: int) -> bool:
