@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
+import runpy
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,9 +32,8 @@ from hilrp.models.libraries.loaded import Loaded
 from hilrp.scenes import CLASSES, Scene, Scenes
 from hilrp.scenes.questions import Question, some_questions
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-from keep_figures import Row, write
-
+_KEEP = runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "keep_figures.py"))
+Row = tuple[str, str, str, int, str]
 #: Scenes that nothing was trained on, nor chosen by.
 SEED = 41
 #: Names of the models, as tables have them.
@@ -47,13 +46,19 @@ def asked(loaded: Loaded, scenes: Sequence[Scene], count: int) -> Iterator[tuple
     """Questions about each scene, and what the model answers."""
     for number, scene in enumerate(scenes):
         for question in some_questions(scene, chance_of(number), count):
-            processor: Any = loaded.processor
-            prompt = processor.apply_chat_template(
-                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question.text}]}]
-            )
-            made = processor([Image.fromarray(scene.image)], [prompt])
-            ids = loaded.model.generate(**made)[0, made["input_ids"].shape[1] :].tolist()  # type: ignore[operator]
-            yield scene, question, processor.tokenizer.decode(ids, skip_special_tokens=True)
+            yield scene, question, answered(loaded, scene, question)
+
+
+def answered(loaded: Loaded, scene: Scene, question: Question) -> str:
+    """What a model answers."""
+    processor: Any = loaded.processor
+    content = [{"type": "image"}, {"type": "text", "text": question.text}]
+    made = processor(
+        [Image.fromarray(scene.image)], [processor.apply_chat_template([{"role": "user", "content": content}])]
+    )
+    ids = loaded.model.generate(**made)[0, made["input_ids"].shape[1] :].tolist()  # type: ignore[operator]
+    found: str = processor.tokenizer.decode(ids, skip_special_tokens=True)
+    return found
 
 
 def chance_of(number: int) -> Any:
@@ -263,11 +268,11 @@ def main() -> None:
                 if other != name:
                     again = measure(other, METHODS[other], few)
                     rows += [(m, f"{o} (few)", figure, i, value) for m, o, figure, i, value in again]
-        print(name, f"{time.perf_counter() - started:.0f} s", write(chosen.name, rows), flush=True)
+        print(name, f"{time.perf_counter() - started:.0f} s", _KEEP["write"](chosen.name, rows), flush=True)
     rows += sinks(cases)
     for name, loaded in models.items():
         rows += priors(name, loaded, scenes, chosen.questions)
-    print(write(chosen.name, rows), len(rows), "values")
+    print(_KEEP["write"](chosen.name, rows), len(rows), "values")
 
 
 if __name__ == "__main__":
