@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import hilrp
-from helpers.answer_models import PICTURE_MODELS, photo, picture_model, prompt_of
+from helpers.answer_models import PICTURE_MODELS, photo, picture_model, prompt_of, sound_model
 from hilrp.answers.asked import Asked
 from hilrp.answers.request import request_of
 
@@ -131,6 +131,44 @@ def test_no_picture_is_its_mean_colour(name):
         mean = torch.cat([was[i][:, mask] for i, mask in zip(own, shown, strict=True)], 1).mean(1)
         torch.testing.assert_close(seen, mean[:, None].expand_as(seen))
         assert all(torch.equal(now[i][:, ~mask], was[i][:, ~mask]) for i, mask in zip(own, shown, strict=True))
+
+
+@pytest.mark.parametrize("name", PICTURE_MODELS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_as_if_it_were_not_there(name, side, monkeypatch):
+    """On either side, and with all that belongs to each token (its type, its positions)."""
+    model, processor = model_of(name)
+    monkeypatch.setattr(processor.tokenizer, "padding_side", side)
+    given = {"images": pictures_of(name), "text": [prompt(name)], "return_tensors": "pt"}
+    short = dict(processor(**given))
+    length = short["input_ids"].shape[1]
+    filled = dict(processor(**given, padding="max_length", max_length=length + 3))
+    assert filled["input_ids"].shape[1] == length + 3
+    one, other = (
+        hilrp.explain_answer(model, processor, inputs=each, answer=[12, 14], explain=[(1, 2)])[0]
+        for each in (short, filled)
+    )
+    assert one.score == other.score
+    assert torch.equal(one.prompt, other.prompt)
+    assert all(torch.equal(a, b) for a, b in zip(one.maps, other.maps, strict=True))
+
+
+def test_a_model_that_hears():
+    """Of a sound there is no map; silence stands for none."""
+    model, processor = sound_model()
+    sound = np.sin(np.arange(16000) * 0.05).astype(np.float32)
+    text = "<|audio_bos|> <|AUDIO|> <|audio_eos|> what is this"
+    made = dict(processor(text=[text], audio=[sound], sampling_rate=16000, return_tensors="pt"))
+    for rules in ("secant", "hilrp"):
+        found = hilrp.explain_answer(model, processor, inputs=made, answer=[20, 21], rules=rules)
+        for word in found.words:
+            assert abs(word.score - sum(word.parts.values())) < 1e-10
+            assert abs(word.image) > 1e-6
+            assert word.maps == []
+            assert next(iter(word.parts)) == "the other input"
+        assert "picture" not in found.sentence(0)
+        assert "picture" not in str(found.explanation.relative_to)
+        assert not found.explanation.unchecked
 
 
 @pytest.mark.parametrize("name", ["llava", "idefics3", "qwen2_5_vl", "llava_onevision"])

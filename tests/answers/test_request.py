@@ -34,6 +34,36 @@ def test_quantised_weights():
         hilrp.explain_answer(other, inputs=INPUTS)
 
 
+def _with(change):
+    model = text_model("llama").float()
+    change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda m: setattr(m.lm_head, "weight", nn.Parameter(m.lm_head.weight.to(torch.float8_e4m3fn))),
+            r"quantised weights \(`lm_head.weight`\)",
+        ),
+        (
+            lambda m: setattr(m.model.layers[0].mlp, "up_proj", _packed_layer(m.model.layers[0].mlp.up_proj)),
+            r"quantised weights \(`model.layers.0.mlp.up_proj`\)",
+        ),
+        (lambda m: m.model.layers[1].to("meta"), r"`model.layers.1.self_attn.q_proj.weight` is on the device meta"),
+    ],
+)
+def test_weights_that_are_packed_or_away(change, message):
+    with pytest.raises(hilrp.ModelError, match=message):
+        hilrp.explain_answer(_with(change), inputs=INPUTS)
+
+
+def _packed_layer(layer):
+    """As torch's own dynamic quantisation leaves it: its numbers are no parameters."""
+    return type("Linear", (nn.Identity,), {"__module__": "torch.ao.nn.quantized.dynamic.modules.linear"})()
+
+
 @pytest.mark.parametrize(
     ("count", "places", "message"),
     [
@@ -58,6 +88,13 @@ def test_no_place_for_a_picture(name):
         hilrp.explain_answer(model, processor, photo(), PROMPT, "a red cat")
 
 
+def test_more_pictures_than_the_processor_makes_places_for():
+    """BLIP-2's writes one place, whatever it is given, and its model would look at the first picture alone."""
+    model, processor = picture_model("blip2")
+    with pytest.raises(hilrp.InputError, match=r"makes a place for one picture, and these are 3\. Give one\."):
+        hilrp.explain_answer(model, processor, [photo(seed=i) for i in range(3)], PROMPT, "a red cat")
+
+
 def test_pictures_for_a_tokeniser():
     with pytest.raises(hilrp.InputError, match=r"takes no pictures\. Give the model's own processor"):
         hilrp.explain_answer(text_model("gpt2"), tokenizer(), photo(), PROMPT)
@@ -75,6 +112,10 @@ def test_pictures_for_a_tokeniser():
         ({"inputs": INPUTS | {"attention_mask": torch.zeros(1, 3, dtype=torch.long)}}, "nothing but padding"),
         ({"inputs": INPUTS, "max_new_tokens": 0}, "max_new_tokens=0"),
         ({"inputs": INPUTS, "answer": []}, "answer is empty"),
+        ({"inputs": INPUTS, "answer": 7}, "answer=7: give a text, or the numbers of its tokens"),
+        ({"inputs": INPUTS, "answer": ["a", "red"]}, r"answer=\['a', 'red'\]: give a text"),
+        ({"inputs": INPUTS, "answer": [1.5, 2.0]}, r"answer=\[1.5, 2.0\]: give a text"),
+        ({"inputs": INPUTS, "answer": [3], "explain": 3}, 'explain=3: give "words"'),
         ({"inputs": INPUTS, "answer": [3], "reference": "black"}, "there are no pictures"),
         ({"inputs": INPUTS, "answer": [3], "without": "a"}, "without= names words"),
         ({"inputs": INPUTS, "answer": [3], "without": []}, "without is empty"),
@@ -113,6 +154,11 @@ def test_an_answer_of_nothing():
     model.generation_config.eos_token_id = list(range(40))
     with pytest.raises(hilrp.ModelError, match=r"answers with nothing: it ends at once\. Give an answer"):
         hilrp.explain_answer(model, inputs=INPUTS)
+
+
+def test_a_prompt_that_is_too_long():
+    with pytest.raises(hilrp.ModelError, match="no more tokens than it has positions for"):
+        hilrp.explain_answer(text_model("gpt2"), inputs={"input_ids": torch.full((1, 70), 5)}, answer=[3])
 
 
 def test_a_model_that_still_trains():
@@ -160,5 +206,7 @@ def test_files_and_arrays(tmp_path):
         for each in (picture, np.asarray(picture), str(tmp_path / "one.png"), [tmp_path / "one.png"])
     }
     assert len(scores) == 1
+    with pytest.raises(hilrp.InputError, match=r"an array is no picture .*Give bytes, \[H,W,3\]"):
+        hilrp.explain_answer(model, processor, np.zeros((4, 4, 3)), prompt_of("llava"))
     with pytest.raises(hilrp.InputError, match="a int is no picture"):
         hilrp.explain_answer(model, processor, 7, prompt_of("llava"))

@@ -355,6 +355,22 @@ def _blip2() -> tuple[Any, Any]:
     return transformers.Blip2ForConditionalGeneration(config), processor
 
 
+def sound_model() -> tuple[Any, Any]:
+    """Qwen2-Audio, with its processor."""
+    words = tokenizer("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    processor = transformers.Qwen2AudioProcessor(
+        transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=2), words
+    )
+    sounds = {"num_mel_bins": 16, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
+    config = transformers.Qwen2AudioConfig(
+        audio_config=sounds | {"encoder_ffn_dim": 48, "max_source_positions": 100},
+        text_config=TEXT | {"model_type": "qwen2", "vocab_size": len(words)},
+        audio_token_index=words.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    torch.manual_seed(3)
+    return enlarged(transformers.Qwen2AudioForConditionalGeneration(config)), processor
+
+
 #: Name -> a model of pictures and text with its processor, and what stands in the prompt for a picture.
 PICTURE_MODELS: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "llava": (_llava, "<image>"),

@@ -61,12 +61,17 @@ class Word:
     @property
     def parts(self) -> dict[str, float]:
         """What the score is the sum of, in words; what is missing is in the ledger (`Ledger.residual`)."""
-        found = {f"the {'pictures' if len(self.maps) > 1 else 'picture'}": self.image} if self.has_pictures else {}
+        found = {f"the {self.seen}": self.image} if self.has_pictures else {}
         found["the prompt"] = float(self.prompt.sum())
         if len(self.earlier):
             found["earlier words"] = float(self.earlier.sum())
         left = WITHOUT if REFERENCE in self.ledger.entries else "constants of the model"
         return found | {left: float(self.ledger.constants)}
+
+    @property
+    def seen(self) -> str:
+        """What was there beside words: a picture, pictures, or what no map can be drawn of (a sound)."""
+        return {0: "other input", 1: "picture"}.get(len(self.maps), "pictures")
 
     @property
     def has_pictures(self) -> bool:

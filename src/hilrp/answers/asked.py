@@ -76,7 +76,8 @@ class Asked:
         if without is not None:
             named = [without] if isinstance(without, str) else without
             words = f"the prompt without {', '.join(map(repr, named))}"
-        return f"no picture and {words}" if self.pictures.pixels else words
+        seen = "no picture" if self.pictures.layout is not None else "zeros for the other input"
+        return f"{seen} and {words}" if self.pictures.pixels else words
 
     def _padded(self, embeddings: Tensor, places: list[bool]) -> Tensor:
         """Embeddings with that of the padding token, or zero, in some places."""

@@ -84,7 +84,8 @@ class GivenAnswer(nn.Module):
             raise
         except Exception as error:
             raise ModelError(
-                f"{type(self.model).__name__} raised {type(error).__name__} on the prompt with its answer: {error}"
+                f"{type(self.model).__name__} raised {type(error).__name__} on the prompt with its answer ({error}). "
+                "Give it what its own processor makes, and no more tokens than it has positions for."
             ) from error
         if self._in_two:
             prompt, earlier = found[0], found[1][:, 1:]

@@ -90,7 +90,10 @@ def _picture(image: Any) -> Any:
     if hasattr(image, "__array_interface__") and not hasattr(image, "load"):
         from PIL import Image
 
-        image = Image.fromarray(image)
+        try:
+            image = Image.fromarray(image)
+        except TypeError as error:
+            raise InputError(f"images: an array is no picture ({error}). Give bytes, [H,W,3] from 0 to 255.") from error
     if not hasattr(image, "convert"):
         raise InputError(f"images: a {type(image).__name__} is no picture. Give PIL images, files or arrays of bytes.")
     return as_rgb(image)[0]
@@ -160,6 +163,13 @@ def _check_places(
             f"images: {len(pictures)} pictures for {places} places {name!r} in the prompt. Give as many of one as of "
             "the other."
         )
+    if not places and token is not None and len(pictures) > 1:  # the processor chose the places
+        one = _processed(processor, text, pictures[:1])
+        if int((one["input_ids"] == token).sum()) == int((made["input_ids"] == token).sum()):
+            raise InputError(
+                f"images: {type(processor).__name__} makes a place for one picture, and these are {len(pictures)}. "
+                "Give one."
+            )
     if pictures and token is not None and not bool((made["input_ids"] == token).any()):
         raise InputError(
             f"prompt: {text!r} has no place for the picture. Put {name!r} where it belongs, or give messages for the "
@@ -214,12 +224,19 @@ def check_model(model: Any) -> None:
             f"{type(model).__name__} generates nothing: it has no head for words. Load it with one "
             "(AutoModelForImageTextToText, AutoModelForCausalLM), or explain its output with hilrp.explain."
         )
-    whole = next((name for name, p in model.named_parameters() if not (p.is_floating_point() or p.is_complex())), None)
+    packed = _packed(model)
     kind = getattr(getattr(model, "config", None), "quantization_config", None)
-    if getattr(model, "is_quantized", False) or kind is not None or whole is not None:
+    if getattr(model, "is_quantized", False) or kind is not None or packed is not None:
         raise ModelError(
-            f"{type(model).__name__} has quantised weights{'' if whole is None else f' (`{whole}`)'}: what multiplies "
-            "them hides from torch, and has no rule. Load it without quantization_config (dtype=torch.bfloat16)."
+            f"{type(model).__name__} has quantised weights{'' if packed is None else f' (`{packed}`)'}: what "
+            "multiplies them hides from torch, and has no rule. Load it without quantization_config "
+            "(dtype=torch.bfloat16)."
+        )
+    away = next((name for name, p in model.named_parameters() if p.is_meta), None)
+    if away is not None:
+        raise ModelError(
+            f"{type(model).__name__} has weights that are not in memory (`{away}` is on the device meta). Load it "
+            'whole onto one device: without device_map="auto", or on a machine with more memory.'
         )
     experts = _experts(model)
     if experts is not None:
@@ -227,6 +244,16 @@ def check_model(model: Any) -> None:
             f"The experts of {type(model).__name__} run as {experts!r}: how many tokens go through one depends on the "
             'input, and is another number on the reference. Call model.set_experts_implementation("batched_mm").'
         )
+
+
+def _packed(model: nn.Module) -> str | None:
+    """The first weight that is no number of 16 bits or more, or the first layer that keeps its own packed."""
+    for name, p in model.named_parameters():
+        plain = (p.is_floating_point() or p.is_complex()) and p.element_size() > 1
+        if not plain or "torchao" in type(p.data).__module__:
+            return name
+    layers = (name for name, m in model.named_modules() if type(m).__module__.startswith("torch.ao.nn.quantized"))
+    return next(layers, None)
 
 
 def _experts(model: nn.Module) -> str | None:

@@ -38,6 +38,5 @@ def sentence(word: Word, answer: Answer) -> str:
         ending = f"{share_text(missing / word.score if word.score else missing, None)} is missing"
     found = f"{start}: {', '.join(said)}; {ending}."
     if word.has_pictures:
-        seen = "pictures" if len(word.maps) > 1 else "picture"
-        found += f" Without the {seen} it would be {number(word.prior)}."
+        found += f" Without the {word.seen} it would be {number(word.prior)}."
     return found

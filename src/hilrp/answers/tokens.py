@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from hilrp.util.errors import InputError
@@ -140,6 +141,8 @@ def spans_of(tokenizer: Any, ids: Sequence[int], explain: str | Sequence[Any]) -
         ]
     if isinstance(explain, str) and explain == "answer":
         return [Span(text_of(tokenizer, ids).strip() or " ".join(names_of(tokenizer, ids)), 0, len(ids))]
+    if not isinstance(explain, (str, Sequence)):
+        raise InputError(f'explain={explain!r}: give "words", "tokens", "answer", or some words of the answer.')
     asked = [explain] if isinstance(explain, str) else list(explain)
     if not asked:
         raise InputError('explain is empty: give "words", "tokens", "answer", or some words of the answer.')
@@ -190,7 +193,7 @@ def phrases_in(tokenizer: Any, ids: Sequence[int], asked: Any, argument: str, wh
 def tokens_of(tokenizer: Any, answer: str | Sequence[int], vocabulary: int) -> list[int]:
     """The tokens of an answer that is given: of a text, those that say it again."""
     if not isinstance(answer, str):
-        ids = [int(each) for each in answer]
+        ids = _numbers(answer)
         if not ids:
             raise InputError("answer is empty: it has no token.")
         wrong = next((each for each in ids if not 0 <= each < vocabulary), None)
@@ -210,6 +213,14 @@ def tokens_of(tokenizer: Any, answer: str | Sequence[int], vocabulary: int) -> l
             "give the numbers of the tokens."
         )
     return ids
+
+
+def _numbers(answer: Any) -> list[int]:
+    """The numbers of tokens, of a sequence or of a tensor of them."""
+    given = answer.tolist() if hasattr(answer, "tolist") else answer
+    if not isinstance(given, (list, tuple)) or not all(isinstance(each, Integral) for each in given):
+        raise InputError(f"answer={answer!r}: give a text, or the numbers of its tokens, as a list of whole numbers.")
+    return [int(each) for each in given]
 
 
 def instead(tokenizer: Any, ids: Sequence[int], span: Span, other: str) -> tuple[int, int]:
