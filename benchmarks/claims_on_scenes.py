@@ -51,9 +51,8 @@ def windows(count: int = 16) -> list[Row]:
     """How the maps of the zoo's Swin follow shifts by its windows: four tokens of four pixels."""
     loaded = hilrp.load("zoo/swin")
     x = loaded.batch([Image.fromarray(Scenes(SCENES)[i].image) for i in range(count)])
-    names = {"|gradient|": "size of the gradient"}
     return [
-        ("swin", f"{shift} px", names.get(figure, figure), i, f"{value:.4g}")
+        ("swin", f"{shift} px", figure, i, f"{value:.4g}")
         for shift, found in measure(loaded.model, x, 4, (16, 32, 64)).items()
         for figure, values in found.items()
         for i, value in enumerate(values.tolist())

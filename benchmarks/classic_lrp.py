@@ -5,14 +5,17 @@
 captum's LRP has rules for some classes of modules and refuses the others. zennit's composites have rules for linear
 layers, convolutions, norms and activations that are modules, and leave everything else (attention's products, softmax,
 functions) to the plain gradient: it runs, and the question is what its map sums to. For the twelve families of the zoo
-on a scene: whether each runs, the error, and the sum of the map relative to the score.
+on a scene, and for the models with published weights on a photograph where the shared material is (see
+scripts/figures.py): whether each runs, the error, and the sum of the map relative to the score.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,9 +23,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hilrp
+from hilrp.jobs.bench.data import find
+from hilrp.jobs.bench.suites import PUBLISHED
+from hilrp.models.libraries.loaded import Loaded
 from hilrp.scenes import Scenes
 from hilrp.zoo.architectures import ARCHITECTURES
 
+SHARED = Path(os.environ.get("HILRP_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 Attribution = Callable[[nn.Module, Tensor, int], Tensor]
 
 
@@ -56,19 +63,33 @@ FACTS = ("runs", "error", "sum relative to the score")
 LIBRARIES: dict[str, Attribution] = {"captum": captum_lrp, "zennit": zennit_lrp}
 
 
+def cases() -> Iterator[tuple[str, Callable[[], Loaded], Image.Image, int]]:
+    """Names, how to load each model, and the picture and the class that are explained."""
+    scene = Scenes(seed=500_000)[0]
+    for family in ARCHITECTURES:
+        yield f"zoo/{family}", partial(hilrp.load, f"zoo/{family}"), Image.fromarray(scene.image), scene.things[0].label
+    photographs = SHARED / "images" / "pets"
+    if not photographs.is_dir():
+        print(f"no photographs in {photographs}: set HILRP_SHARED")
+        return
+    photograph = find(str(photographs), 1)[0]
+    assert photograph.label is not None
+    for name, file in PUBLISHED.items():
+        weights = SHARED / "checkpoints" / f"{file}.safetensors"
+        yield name, partial(hilrp.load, name, weights), photograph.open(), photograph.label
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/results/classic_lrp.csv"))
-    scene = Scenes(seed=500_000)[0]
-    label = scene.things[0].label
     rows = []
-    for family in ARCHITECTURES:
+    for name, load, picture, label in cases():
         for library, attribute in LIBRARIES.items():
-            loaded = hilrp.load(f"zoo/{family}")  # anew: libraries leave their hooks where they fail
-            x = loaded.batch([Image.fromarray(scene.image)])
+            loaded = load()  # anew: libraries leave their hooks where they fail
+            x = loaded.batch([picture])
             with torch.no_grad():
                 score = float(loaded.model(x)[0, label])
-            row = {"model": f"zoo/{family}", "library": library} | dict.fromkeys(FACTS, "")
+            row = {"model": name, "library": library} | dict.fromkeys(FACTS, "")
             try:
                 found = attribute(loaded.model, x, label)
                 row |= {"runs": "yes", "sum relative to the score": f"{float(found.detach().sum()) / score:.4g}"}

@@ -10,13 +10,19 @@ where ``{...}`` looks a figure up. A figure is
   the `STATISTICS` after another ``|``, with another number of digits after a colon (``median:3``). In place of a model,
   ``*`` is all of them, each counted once;
 - ``boxes | pointing | HiLRP | tiny_vit_5m_224`` in a table of ``docs/results/boxes.md``, as printed there; ``all``
-  is the mean over the models, ``all | spread`` what follows its ±; ``scenes/Rules and gamma`` is a section of it;
+  is the mean over the models, ``all | spread`` what follows its ±; ``scenes/Rules and gamma`` is a section of it.
+  ``| interval`` is the value with its interval, ``| difference`` the same with its sign. With ``*`` as the column,
+  ``| better, worse`` counts the models whose cell is marked as better and as worse;
 - ``passes.csv | photographs | secant:passes=8 | flip`` the mean over the models of a row's figure, with another number
   of digits after another ``|``; ``photographs/deit_tiny_patch16_224 mobilenetv2_100`` of those models alone;
+- ``chain_settings.csv | 2, 7 | 16 | flip`` the mean over the models for chains of so many steps, cells and passes, with
+  another number of digits after another ``|``;
 - ``intervals.jsonl | photographs | 16 | object`` the part of such regions that lay inside of their intervals;
-- ``transfer.json | 16 px | HiLRP`` the least and the largest of what `hilrp verify equivariance` measured on real
-  weights;
-- ``classic_lrp.csv | zennit | largest`` the largest sum that `benchmarks/classic_lrp.py` found with a library.
+- ``verify.json | taxonomy | leak`` the largest of a number in a section of what `hilrp verify --json` printed;
+  ``equivariance | HiLRP | transfer | range`` the least and the largest, of rows whose name begins so;
+- ``classic_lrp.csv | zennit | zoo | largest`` the largest sum that `benchmarks/classic_lrp.py` found with a library on
+  models whose name begins so;
+- ``card | swin | parameters`` what the card of a model of the zoo says, or its ``mAP``.
 
 A number in a table that isn't so made is a setting, a count or the paper's.
 """
@@ -35,7 +41,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-DOCUMENTS = (RESULTS / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("meaning", "passes", "secant")))
+DOCUMENTS = tuple(path for path in sorted((ROOT / "docs").rglob("*.md")) if "<!-- table: " in path.read_text())
 _TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
@@ -124,13 +130,18 @@ def _of_report(name: str, figure: str, row: str, column: str, part: str = "value
     if not section:
         tables.pop(("Rules and gamma", figure), None)
     (rows,) = tables.values()
+    if part == "better, worse":
+        cells = [cell for model, cell in rows[row].items() if model != "all"]
+        better = sum(cell.startswith("**") for cell in cells)
+        return f"{better}, {sum(cell.startswith('*') for cell in cells) - better}"
     cell = rows[row][column].replace("*", "")
     value, _, rest = cell.partition(" ")
     if part == "spread":
         return rest.removeprefix("± ")
-    if part != "value" or not value or value == "–":
+    if part not in ("value", "interval", "difference") or not value or value == "–":
         raise KeyError(cell)
-    return value
+    sign = "+" if part == "difference" and float(value) > 0 else ""
+    return value if part == "value" else f"{sign}{cell}"
 
 
 def _of_passes(source: str, method: str, figure: str, digits: str = "2") -> str:
@@ -143,6 +154,17 @@ def _of_passes(source: str, method: str, figure: str, digits: str = "2") -> str:
     return shown(statistics.fmean(values), int(digits))
 
 
+def _of_settings(chains: str, passes: str, figure: str, digits: str = "3") -> str:
+    steps, cells = (part.strip() for part in chains.split(","))
+    wanted = {"source": "photographs", "steps": steps, "cells": cells, "budget": passes, "variant": "mean"}
+    wanted |= {"softness": "1.0", "fill": "reference"}
+    with (RESULTS / "chain_settings.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if wanted.items() <= row.items()]
+    if len(rows) != 3:
+        raise KeyError(f"{len(rows)} rows of three models")
+    return shown(statistics.fmean(float(row[figure]) for row in rows), int(digits))
+
+
 def _of_intervals(source: str, passes: str, kind: str) -> str:
     runs = [json.loads(line) for line in (RESULTS / "intervals.jsonl").read_text().splitlines()]
     found = [run["kinds"] for run in runs if (run["source"], run["passes"]) == (source, int(passes))]
@@ -150,24 +172,33 @@ def _of_intervals(source: str, passes: str, kind: str) -> str:
     return shown(sum(each["inside"] for each in counts) / sum(each["regions"] for each in counts), 3)
 
 
-def _of_transfer(shift: str, figure: str) -> str:
-    rows = json.loads((RESULTS / "transfer.json").read_text())
-    values = [row[figure] for row in rows if shift in ("*", row["name"].rpartition(", ")[2])]
-    low, high = shown(min(values)), shown(max(values))
-    return low if low == high else f"{low} to {high}"
+def _of_verify(section: str, figure: str, name: str = "", which: str = "largest") -> str:
+    sections = {each["name"]: each["rows"] for each in json.loads((RESULTS / "verify.json").read_text())["sections"]}
+    rows = [row["errors"] for row in sections[section] if row["name"].startswith(name)]
+    found = [row[figure] for row in rows if figure in row]
+    return shown(max(found)) if which == "largest" else f"{shown(min(found))} to {shown(max(found))}"
 
 
-def _of_classic_lrp(library: str, which: str) -> str:
+def _of_card(name: str, fact: str) -> str:
+    card = json.loads((ROOT / "src" / "hilrp" / "zoo" / "weights" / f"{name}.json").read_text())
+    shapes = {"parameters": f"{card['parameters'] / 1e6:.2f} M", "mAP": f"{card['mean_average_precision']:.4f}"}
+    return shapes[fact]
+
+
+def _of_classic_lrp(library: str, models: str, which: str) -> str:
     with (RESULTS / "classic_lrp.csv").open() as file:
-        sums = [row["sum relative to the score"] for row in csv.DictReader(file) if row["library"] == library]
-    return shown({"smallest": min, "largest": max}[which](float(each) for each in sums if each))
+        rows = [row for row in csv.DictReader(file) if row["library"] == library and row["model"].startswith(models)]
+    sums = [float(row["sum relative to the score"]) for row in rows if row["runs"] == "yes"]
+    return shown({"smallest": min, "largest": max}[which](sums))
 
 
 OF_FILES: dict[str, Callable[..., str]] = {
     "passes.csv": _of_passes,
+    "chain_settings.csv": _of_settings,
     "intervals.jsonl": _of_intervals,
-    "transfer.json": _of_transfer,
+    "verify.json": _of_verify,
     "classic_lrp.csv": _of_classic_lrp,
+    "card": _of_card,
 }
 
 

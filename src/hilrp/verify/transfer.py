@@ -55,14 +55,14 @@ def spearman(a: Tensor, b: Tensor) -> Tensor:
 
 
 def maps_of(model: nn.Module, x: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The explained logits, and maps ``[B,H,W]`` of HiLRP, of ``|gradient|`` and of gradient x input."""
+    """The explained logits, and maps ``[B,H,W]`` of HiLRP, of the gradient's size and of gradient x input."""
     found = explain(model, x, classes, "hilrp", audit="off", stages=None)
     leaf = x.clone().requires_grad_()
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(model(leaf).gather(1, classes[:, None]).sum(), leaf)
     return found.score, {
         "HiLRP": found.relevance.sum(1),
-        "|gradient|": gradient.abs().sum(1),
+        "size of the gradient": gradient.abs().sum(1),
         "gradient x input": (gradient * x).sum(1),
     }
 
