@@ -295,6 +295,22 @@ def test_the_chapter_on_coverage_says_what_the_rows_say():
     assert sum(bool(row.get("unseen")) for row in rows) == 1
     secant = [{row["name"] for row in each} for settings, each in runs if settings.rules == "secant"]
     assert len(set().union(*secant)) == 97
+    missing = sorted(name for name, found in verdicts.items() if found == {NOT_RUN})
+    assert all(f"`{name.removeprefix('timm/')}`" in page for name in missing), missing
+
+
+def test_the_chapter_on_coverage_says_which_code_was_audited():
+    from hilrp.jobs.coverage.report import kept_runs
+    from hilrp.jobs.coverage.store import source
+
+    folder = ROOT / "docs" / "coverage"
+    page = (ROOT / "docs" / "coverage.md").read_text()
+    for path, (settings, _) in zip(sorted(folder.glob("*.jsonl")), kept_runs(folder), strict=True):
+        how = f"`{settings.rules}`, {settings.dtype}, {settings.device}"
+        how += f", side {settings.size}" if settings.size else ""
+        facts = f"{how} | {settings.versions['timm']} | {settings.source or 'not recorded'} |"
+        assert f"| `{path.stem}` | {len(path.read_text().splitlines()):,} | {facts}" in page
+        assert settings.source != source(), f"{path.stem} is of today's code: the chapter says that no run is"
 
 
 def test_rows_are_taken_over_into_the_documents(tmp_path, monkeypatch):

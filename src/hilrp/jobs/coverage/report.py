@@ -71,9 +71,15 @@ def with_missing(rows: Iterable[Row], requested: Iterable[str]) -> list[Row]:
 
 
 def setting(settings: Settings) -> str:
-    """How models were audited, in short."""
+    """How models were audited, and with which code, in short."""
     rules = "" if settings.rules == "hilrp" else f"{settings.rules}, "
-    return f"{rules}{settings.dtype}, {settings.device}, batch {settings.batch}, torch {settings.versions['torch']}"
+    how = f"{rules}{settings.dtype}, {settings.device}, batch {settings.batch}, torch {settings.versions['torch']}"
+    return f"{how}, {code(settings)}"
+
+
+def code(settings: Settings) -> str:
+    """The fingerprint of the code that was audited: rows say nothing of any other."""
+    return f"code {settings.source}" if settings.source else "state of the code not recorded"
 
 
 def version(settings: Settings, library: str) -> str:
@@ -171,10 +177,9 @@ def splits(runs: Sequence[Run]) -> str:
 def _details(settings: Settings, rows: list[Row]) -> str:
     parts = []
     modules = {f"timm/{name}": module for module, name in representatives().items()}
-    code = f"code {settings.source}" if settings.source else "state of the code not recorded"
     for library, found in by_library(rows).items():
         own = sorted(found, key=lambda row: row["name"])
-        title = f"## {library} {version(settings, library)}, {len(own)} models: {setting(settings)}, {code}\n\n"
+        title = f"## {library} {version(settings, library)}, {len(own)} models: {setting(settings)}\n\n"
         by_module = library == "timm" and all(row["name"] in modules for row in own)
         table = _table(
             ("module", "model", *COLUMNS) if by_module else ("model", *COLUMNS),
