@@ -59,6 +59,12 @@ class Case:
         asked = self.asked
         return contrasts(asked.request.tokenizer, asked.ids, self.spans, asked.logits, None)[0]
 
+    def scores(self, inputs: Any) -> list[float]:
+        """The scores of the words on other inputs, by a plain pass."""
+        with torch.no_grad():
+            found: list[float] = self.target(self.asked.module(**inputs)).tolist()
+        return found
+
     @property
     def pixels(self) -> Tensor:
         """``[1,3,H,W]``."""

@@ -129,7 +129,10 @@ def kind_of(question: Question, labels: tuple[int, ...], word: str) -> str | Non
 
 
 def priors(name: str, loaded: Loaded, scenes: Sequence[Scene], count: int) -> list[Row]:
-    """The part of a word's score that is there without the picture, and with pictures of other scenes instead of it."""
+    """The part of a word's score that is there without the picture, and with pictures of other scenes instead of it.
+
+    These are `hilrp.answers.answer.Word.prior`, relative to the mean colour and to those pictures, by plain passes.
+    """
     rows: list[Row] = []
     chance = random.Random(SEED)
     found: dict[str, list[tuple[float, float]]] = {}
@@ -144,14 +147,15 @@ def priors(name: str, loaded: Loaded, scenes: Sequence[Scene], count: int) -> li
         if not named:
             continue
         case = Case(loaded, Image.fromarray(scene.image), question.text, said, tuple(word for word, _ in named))
-        others = chance.sample([each for each in scenes if each is not scene], 4)
-        plain = explained(case)
-        elsewhere = [explained(case, reference=Image.fromarray(each.image)) for each in others]
+        left = [each for each in scenes if each is not scene]
+        others = chance.sample(left, min(4, len(left)))
+        scores = case.scores(case.asked.input)
+        plain = case.scores(case.asked.without_pictures(None))
+        elsewhere = [case.scores(case.asked.without_pictures(Image.fromarray(each.image))) for each in others]
         for i, (_, kind) in enumerate(named):
-            score = plain.words[i].score
-            if score > 0:
-                other = sum(each.words[i].prior for each in elsewhere) / len(elsewhere)
-                found.setdefault(kind, []).append((plain.words[i].prior / score, other / score))
+            if scores[i] > 0:
+                other = sum(each[i] for each in elsewhere) / len(elsewhere)
+                found.setdefault(kind, []).append((plain[i] / scores[i], other / scores[i]))
     for kind, values in found.items():
         for number, (own, other) in enumerate(values):
             rows.append((name, "secant", f"prior, {kind}", number, f"{own:.6g}"))
@@ -256,7 +260,12 @@ def main() -> None:
     words = sum(len(labels) for _, _, labels in cases)
     print(f"{len(cases)} answers, {words} words", flush=True)
     rows: list[Row] = []
-    example = next(case for _, case, _ in cases if len(case.spans) > 3)
+    example = max((case for _, case, _ in cases), key=lambda case: len(case.spans))
+    rows += sinks(cases)
+    for name, loaded in models.items():
+        started = time.perf_counter()
+        rows += priors(name, loaded, scenes, chosen.questions)
+        print("priors of", name, f"{time.perf_counter() - started:.0f} s", flush=True)
     for name, method in METHODS.items():
         started = time.perf_counter()
         few = cases[: chosen.searched] if name == "greedy search" else cases
@@ -269,10 +278,7 @@ def main() -> None:
                     again = measure(other, METHODS[other], few)
                     rows += [(m, f"{o} (few)", figure, i, value) for m, o, figure, i, value in again]
         print(name, f"{time.perf_counter() - started:.0f} s", _KEEP["write"](chosen.name, rows), flush=True)
-    rows += sinks(cases)
-    for name, loaded in models.items():
-        rows += priors(name, loaded, scenes, chosen.questions)
-    print(_KEEP["write"](chosen.name, rows), len(rows), "values")
+    print(len(rows), "values")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import hilrp
 from helpers.answer_models import PICTURE_MODELS, photo, picture_model, prompt_of, sound_model
 from hilrp.answers.asked import Asked
 from hilrp.answers.request import request_of
+from hilrp.attribution.forward_backward import Pass
 
 SAID = "a red cat"
 #: How many pictures of different sizes each is given: the prompt of some has no place for a second.
@@ -189,6 +190,17 @@ def test_other_references(name):
     pixels = processor(images=images, text=[prompt(name)], return_tensors="pt")["pixel_values"]
     given = hilrp.explain_answer(model, processor, images, prompt(name), SAID, reference=pixels)
     assert given[2].image == 0
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "florence2"])
+def test_each_step_is_explained_once(name, monkeypatch):
+    """One backward pass for each word and step: what is fixed is known to be constant, and no step is run again."""
+    counted, ran = [], Pass.backward
+    monkeypatch.setattr(Pass, "backward", lambda *args: (counted.append(args[1:]), ran(*args))[1])
+    model, processor = model_of(name)
+    found = hilrp.explain_answer(model, processor, pictures_of(name), prompt(name), SAID)
+    assert len(counted) == 2 * len(found)
+    assert not found.notes
 
 
 def test_prepared_inputs_are_tiles():

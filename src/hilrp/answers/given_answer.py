@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from hilrp.targets import logits_of
 from hilrp.util.errors import HilrpError, ModelError
+from hilrp.util.nested import tensors
 
 
 class GivenAnswer(nn.Module):
@@ -43,6 +44,9 @@ class GivenAnswer(nn.Module):
         super().__init__()
         self.model = model
         self._fixed = {name: value for name, value in inputs.items() if name not in pictures}
+        for i, t in enumerate(tensors(self._fixed)):
+            # As buffers they are known to be constants: a tensor from elsewhere might depend on the input.
+            self.register_buffer(f"fixed_{i}", t, persistent=False)
         self._table = model.get_input_embeddings().weight  # type: ignore[operator]
         self._in_two = "decoder_input_ids" in inputs
         self._prompt, self._answer = prompt, answer
