@@ -6,6 +6,7 @@ import csv
 import re
 import runpy
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -101,20 +102,11 @@ def test_every_table_of_figures_is_made_of_data_or_named():
 
 #: Numbers with a point that stand in templates: gammas, the part of a scene that an object covers; those of the paper.
 SETTINGS = {"0.01", "0.05", "0.25"}
-OF_THE_PAPER = {
-    "0.29",
-    "0.82",
-    "0.97",
-    "0.55",
-    "0.980",
-    "0.53",
-    "0.52",
-    "0.21",
-    "0.417",
-    "0.077",
-    "0.90",
-    "0.41",
-    "0.61",
+OF_THE_PAPER = set("0.29 0.82 0.97 0.55 0.980 0.53 0.52 0.21 0.417 0.077 0.90 0.41 0.61 0.13 0.77 0.86 0.70".split())
+#: Pointing on the eight transformers of the paper's benchmark.
+IN_ITS_TABLE = {
+    "LIME": (0.87, 0.89, 0.86, 0.86, 0.90, 0.80, 0.90, 0.80),
+    "HiLRP": (0.70, 0.90, 0.96, 0.98, 0.86, 0.96, 0.97, 0.96),
 }
 
 
@@ -125,10 +117,11 @@ def test_a_measured_number_in_a_template_is_looked_up():
         for name in ("performance.md", "results/targets.md")
         for number in re.findall(r"(?<![\w.])\d+\.\d+", (ROOT / "docs" / name).read_text())
     }
+    spreads = {f"{statistics.pstdev(values):.2f}" for values in IN_ITS_TABLE.values()}
     for path in (RESULTS / "tables").glob("*.txt"):
         for line in path.read_text().splitlines():
             text = re.sub(r"\{[^{}]*\}|`[^`]*`|\]\([^)]*\)", "", line)
-            allowed = SETTINGS | OF_THE_PAPER
+            allowed = SETTINGS | OF_THE_PAPER | spreads
             if "performance.md" in line or "targets.md" in line:
                 allowed = allowed | printed
             found = set(re.findall(r"(?<![\w.-])\d+\.\d+", text))
