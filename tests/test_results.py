@@ -76,7 +76,7 @@ def test_a_number_that_is_not_in_the_data_fails(tables, tmp_path):
 #: Tables of figures that stand without marks, and why: reports are the data, others are held against it elsewhere.
 UNMARKED = {
     "README.md": "test_the_readme_has_the_figures_of_passes",
-    "docs/zoo.md": "test_the_page_of_the_zoo_says_what_the_cards_say, its second table",
+    "docs/zoo.md": "test_the_page_of_the_zoo_says_what_the_cards_say, of its second table",
     "docs/coverage.md": "test_the_chapter_on_coverage_says_what_the_rows_say",
     "docs/export.md": "versions of packages",
 }
