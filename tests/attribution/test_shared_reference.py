@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -10,21 +13,10 @@ from torch import Tensor, nn
 
 import hilrp
 from helpers.models import small_swin
+from hilrp.attribution import shared_reference
 from hilrp.attribution.shared_reference import is_shared, run_as_one_sample
 from hilrp.engine.tape import OtherWay
 from hilrp.method.fast import kernels
-
-
-class Counts(nn.Module):
-    """How many samples each run of a model had."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.runs = inner, []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.runs.append(len(x))
-        return self.inner(x)
 
 
 class Attends(nn.Module):
@@ -81,9 +73,10 @@ def test_maps_are_those_with_a_reference_for_each_sample(name: str, itemised: bo
 
 
 def test_the_reference_runs_as_one_sample() -> None:
-    model, x = Counts(convolves()).eval(), torch.randn(5, 3, 16, 16)
+    model, x, runs = convolves().eval(), torch.randn(5, 3, 16, 16), []
+    model.register_forward_pre_hook(lambda _, given: runs.append(len(given[0])))
     hilrp.explain(model, x, rules="secant", reference=0.5, audit="off")
-    assert sorted(model.runs) == [1, 5]
+    assert sorted(runs) == [1, 5]
 
 
 @pytest.mark.parametrize("target", [None, 2, [0, 1, 2], hilrp.targets.Contrast(0, 1)])
@@ -223,6 +216,59 @@ def test_what_a_model_notes_of_the_number_of_samples_is_taken_back() -> None:
     found = hilrp.explain(model, x, 1, reference=0.3, audit="off")
     assert model.count == 3
     assert found.output.shape == (3, 4)
+
+
+class Remembers(nn.Module):
+    """Goes on with what it has made of its first input, or of the number of its samples."""
+
+    PLACES: ClassVar = ["buffer", "list", "dictionary", "object", "number", "queue", "set"]
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place, self.head = place, nn.Linear(48, 4)
+        self.register_buffer("kept", None)
+        self.held: Any = {"list": [], "dictionary": {}, "set": set(), "queue": ([], deque())}.get(place)
+        self.held = SimpleNamespace(scale=None) if place == "object" else self.held
+
+    def scale(self, x: Tensor) -> Any:
+        new = len(x) if self.place in ("number", "set") else x.detach().abs().mean()
+        if self.place == "buffer":
+            self.kept = new if self.kept is None else self.kept
+            return self.kept
+        if self.place == "object":
+            self.held.scale = new if self.held.scale is None else self.held.scale
+            return self.held.scale
+        if self.place == "dictionary":
+            return self.held.setdefault("scale", new)
+        if self.place == "number":
+            self.held = self.held or new
+            return self.held
+        held = self.held[1] if self.place == "queue" else self.held
+        if not held:
+            held.add(new) if self.place == "set" else held.append(new)
+        return next(iter(held))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1)) * self.scale(x)
+
+
+@pytest.mark.parametrize("place", Remembers.PLACES)
+def test_what_a_model_keeps_of_its_first_input_is_of_the_input(place: str) -> None:
+    """Not of the one sample of the reference that ran first: the score would be another one, and "valid"."""
+    torch.manual_seed(5)
+    model, x = Remembers(place).double().eval(), torch.randn(3, 3, 4, 4, dtype=torch.float64)
+    expected = deepcopy(model)(x)[:, 1]
+    found = hilrp.explain(model, x, 1, reference=0.3, audit="warn" if place in ("number", "set") else "off")
+    torch.testing.assert_close(found.score, expected.detach())
+    assert torch.equal(model(x)[:, 1], expected)
+
+
+def test_a_model_that_holds_more_than_can_be_looked_at_runs_on_the_whole_batch(monkeypatch) -> None:
+    model, x, runs = convolves().eval(), torch.randn(5, 3, 16, 16), []
+    model.register_forward_pre_hook(lambda _, given: runs.append(len(given[0])))
+    monkeypatch.setattr(shared_reference, "_MOST_HELD", 3)
+    hilrp.explain(model, x, rules="secant", reference=0.5, audit="off")
+    assert 1 not in runs
 
 
 @pytest.mark.parametrize("layer", [nn.ConvTranspose2d(3, 2, 3), nn.Conv2d(3, 2, 3, padding="same")], ids=repr)

@@ -8,6 +8,10 @@ as a batch, as it always did.
 
 from __future__ import annotations
 
+from collections import deque
+from copy import copy
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -57,7 +61,7 @@ def run_as_one_sample(model: nn.Module, rules: Rules, reference: Any, batch: int
         one = t[:1].detach().clone()
         return engine.tracker.watch(one.requires_grad_(), Layout(0, 1), one.detach())
 
-    before = [(module, dict(vars(module))) for module in model.modules()]
+    before = _Kept.of(model)
     try:
         with torch.inference_mode(False), torch.enable_grad(), as_written(), autocast_without_cache():
             inputs = map_tensors(watched, reference)
@@ -71,20 +75,72 @@ def run_as_one_sample(model: nn.Module, rules: Rules, reference: Any, batch: int
         raise OtherWay(f"The model does not run on one sample of the reference: {error}") from error
     finally:
         engine.release()
-        changed = [module for module, own in before if not _is_same(vars(module), own)]
-        for module, own in before:
-            if module in changed:
-                vars(module).clear()
-                vars(module).update(own)
+        changed = before.restore()
     if changed:
-        raise OtherWay("The model keeps something of the number of samples that it has seen.")
+        raise OtherWay("The model keeps something of what it has seen.")
     if engine.tally.read_outs or engine.tally.strangers or engine.tally.problems:
         raise OtherWay("What the model does on one sample of the reference can't be seen in full.")
     return Tapes(tape, batch=batch, compares=compares)
 
 
-def _is_same(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return now.keys() == before.keys() and all(now[name] is value for name, value in before.items())
+@dataclass(frozen=True)
+class _Kept:
+    """What a model keeps on its modules, and in what these hold: names, lists, other objects, as they were.
+
+    A model that has seen one sample of the reference first would else go on with what it kept of that: a mean, a size.
+
+    Attributes:
+        holders: The dictionaries, lists and sets, with what was in them.
+    """
+
+    holders: list[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Kept:
+        """What the model keeps now."""
+        holders: list[tuple[Any, Any]] = []
+        seen: set[int] = set()
+        waiting: list[Any] = [vars(module) for module in model.modules()]
+        while waiting:
+            held = waiting.pop()
+            if id(held) in seen or isinstance(held, _NO_HOLDERS):
+                continue
+            seen.add(id(held))
+            if len(seen) > _MOST_HELD:
+                raise OtherWay("The model holds too much to see whether it keeps something of its input.")
+            if isinstance(held, dict):
+                holders.append((held, dict(held)))
+                waiting += held.values()
+            elif isinstance(held, (list, tuple, set, frozenset, deque)):
+                holders += [] if isinstance(held, (tuple, frozenset)) else [(held, copy(held))]
+                waiting += held
+            else:
+                waiting.append(getattr(held, "__dict__", None))
+        return cls(holders)
+
+    def restore(self) -> bool:
+        """Puts everything back, and says whether anything was another one."""
+        changed = [(held, before) for held, before in self.holders if not _is_same(held, before)]
+        for held, before in changed:
+            held.clear()
+            held.extend(before) if isinstance(held, (list, deque)) else held.update(before)
+        return bool(changed)
+
+
+#: What holds nothing that a model would keep of its input: tensors, values, classes and functions.
+_NO_HOLDERS = (Tensor, nn.Module, type, FunctionType, ModuleType, str, bytes, int, float, complex, type(None))
+
+
+#: How many lists, dictionaries and other objects are looked into.
+_MOST_HELD = 100_000
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(now[name] is value for name, value in before.items())
+    if isinstance(now, set):
+        return bool(now == before)
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
 
 
 def _pass_over(_: Exception) -> None:
