@@ -106,8 +106,16 @@ class Pairs(Two):
         return self.head(h * torch.cat([h[half:], h[:half]]).sigmoid())
 
 
+class OneSees(Two):
+    """The first sample sees the fourth one, and no other sees any: the first set of `separating` has both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        return torch.cat([z[:1] + 0.5 * z[3:4], z[1:]])
+
+
 @pytest.mark.parametrize("rules", ["hilrp", "epsilon", "secant"])
-@pytest.mark.parametrize(("kind", "count"), [(Groups, 8), (Pairs, 4), (Pairs, 8)])
+@pytest.mark.parametrize(("kind", "count"), [(Groups, 8), (Pairs, 4), (Pairs, 8), (OneSees, 8)])
 def test_samples_that_see_each_other_at_any_distance(kind, count, rules) -> None:
     model, x = made(kind), pictures(count)
     found = hilrp.explain(model, x, 1, rules)

@@ -227,6 +227,52 @@ def test_twins_of_one_sample(written, plain):
     compare(written, plain, "hilrp", False, batch=1)
 
 
+class Direct(nn.Module):
+    """Features times a gate that is taken as it is, and not through one more view of it."""
+
+    def __init__(self, gate) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b, self.head, self.gate = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4), gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) * self.gate(self.b(x)))
+
+
+def from_detached(g):
+    held, other = g * 2, g.detach()
+    held[:, :4].copy_(other[:, :4])
+    held[:, 4:].copy_(other[:, 4:])
+    return held
+
+
+def filled(g):
+    held = g * 2
+    held[:, :4].fill_(0.3)
+    held[:, 4:].fill_(0.7)
+    return held
+
+
+#: Tensors whose halves are written to one after the other, and what they are as a whole: a gate, a constant.
+WHOLES = {
+    "made gates": (lambda g: each_half(g)[0], torch.sigmoid),
+    "detached": (from_detached, Tensor.detach),
+    "constants": (filled, lambda g: torch.tensor([0.3, 0.7], dtype=F64).repeat_interleave(4).expand_as(g)),
+}
+
+
+@pytest.mark.parametrize("rules", ["hilrp", "attnlrp", "epsilon", "secant"])
+@pytest.mark.parametrize("kind", WHOLES)
+def test_a_tensor_is_what_was_written_to_all_of_its_parts(kind, rules):
+    """Relevance and entries are those of the twin: nothing is left of what was there before."""
+    x = torch.randn(2, 8, dtype=F64, generator=torch.Generator().manual_seed(3))
+    models = [Direct(each).to(F64).eval() for each in WHOLES[kind]]
+    one, other = (hilrp.explain(model, x, 1, rules) for model in models)
+    torch.testing.assert_close(one.relevance, other.relevance, rtol=1e-10, atol=1e-12)
+    entries = [{name: t for name, t in each.ledger.entries.items() if t.abs().max() > 1e-12} for each in (one, other)]
+    torch.testing.assert_close(*entries)
+
+
 # Every operation of the table ----------------------------------------------------------------------------------------
 
 #: Arguments of in-place operations that take some, after the tensor.

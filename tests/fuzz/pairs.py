@@ -1,15 +1,17 @@
 """Programs checked in pairs.
 
 In place and out of place, batched and alone, itemised and in total, plain and with a dead branch, relative to one
-reference for all samples and to the same for each.
+reference for all samples and to the same for each, along a chain and step by step.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import torch
 
+import hilrp
 from fuzz.checks import (
     RELATIVE,
     Case,
@@ -28,6 +30,7 @@ from fuzz.checks import (
 )
 from fuzz.drawing import smaller, with_dead_branch
 from fuzz.programs import Model, Program
+from hilrp.attribution.explanation import Explanation
 
 
 def check_program(program: Program) -> list[Finding] | str:
@@ -141,7 +144,35 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
             findings += check_same(
                 f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score, lost
             )
+    findings += _along_a_chain(case, twin, name, kind, reference, rng)
     return findings + (_shared(case, twin, name, kind, reference[-1:]) if program.batch > 1 else [])
+
+
+def _along_a_chain(case: Case, twin: Case, name: str, kind: str, reference: torch.Tensor, rng: Random) -> list[Finding]:
+    """Steps of a chain, of which each is handed what the one before has computed, and each step by itself."""
+    generator = torch.Generator().manual_seed(rng.randrange(2**32))
+    between = torch.where(torch.rand(case.x.shape, generator=generator) < 0.5, case.x, reference)
+    states = [reference, between, case.x]
+    pairs = list(pairwise(states))
+    with torch.no_grad():
+        if not bool(run(case.model, between).isfinite().all()):
+            return []
+    if any(ill_conditioned(case.at(state), twin, before) for before, state in pairs):
+        return []
+    alone = [explain(case.at(state), RELATIVE[name], before) for before, state in pairs]
+    if any(not isinstance(each, Explanation) for each in alone):
+        return []  # found by the other checks, or a right answer
+    try:
+        explainer = hilrp.Explainer(case.model, RELATIVE[name], 0.0, stages=None)
+        steps = explainer.explain_chain([state.clone() for state in states], case.target)
+    except hilrp.HilrpError as error:
+        return [Finding("refusal, chain", f"[{kind}] {type(error).__name__}: {error}")]
+    findings = []
+    for (before, state), one, other in zip(pairs, alone, steps, strict=True):
+        lost = digits_lost(case.at(state), before)
+        findings += check_same(f"a chain ({name}, {kind})", one.relevance, other.relevance, one.score, lost)
+        findings += check_same(f"scores of a chain ({name}, {kind})", one.score, other.score)
+    return findings
 
 
 def _shared(case: Case, twin: Case, name: str, kind: str, reference: torch.Tensor) -> list[Finding]:
