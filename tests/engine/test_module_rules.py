@@ -179,8 +179,34 @@ def test_rules_that_no_operation_had_are_told_of():
     assert torch.equal(explanation.relevance, hilrp.explain(model, x, 1, rules="hilrp").relevance)
     around = hilrp.explain(model, x, 1, rules={nn.MultiheadAttention: "epsilon", "*": "hilrp"})
     assert not any("rules[" in note for note in around.notes)
+    layers = hilrp.explain(model, x, 1, rules={nn.Linear: "epsilon", nn.MultiheadAttention: "hilrp", "*": "hilrp"})
+    assert any("were used by no operation" in note for note in layers.notes)
     behind = hilrp.explain(model, x, 1, rules={"attention": "epsilon", "attention*": "zplus", "*": "hilrp"})
     assert any("rules['attention*'] were used by no operation" in note for note in behind.notes)
+
+
+def test_modules_whose_weights_another_one_uses_are_named():
+    """A class fits layers that run and one that does not: the map is not that of these rules everywhere."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layer(x).mean(1))
+
+    torch.manual_seed(0)
+    model, x = Encoder().double().eval(), torch.randn(2, 5, 8).double()
+    found = hilrp.explain(model, x, 1, rules={nn.Linear: Rules(gamma=0.5), "*": "epsilon"})
+    (note,) = [note for note in found.notes if "rules[" in note]
+    assert "torch.nn.modules.linear.Linear'] were not used at 'layer.self_attn.out_proj'" in note
+    for rules in (
+        {nn.Linear: Rules(gamma=0.5), nn.MultiheadAttention: Rules(gamma=0.5), "*": "epsilon"},
+        {"*": "hilrp"},
+    ):
+        notes = hilrp.explain(model, x, 1, rules=rules).notes
+        assert any("rules[" in note for note in notes) == (len(rules) > 1)
 
 
 @pytest.mark.parametrize(

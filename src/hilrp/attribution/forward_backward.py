@@ -273,6 +273,7 @@ class Pass:
             torch.stack([flag.to(self.score.device) for flag in flags]).all(),
             dict(self.engine.notes)
             | dict.fromkeys(map(messages.unused_rules, self.engine.module_rules.unused), 1)
+            | {messages.rules_left_out(key, at): len(at) for key, at in self.engine.module_rules.left_out.items()}
             | dict.fromkeys((messages.carries_nothing(name) for name, runs in self._runs.items() if not runs), 1),
             self._chosen,
             self.reference_score,

@@ -80,7 +80,7 @@ class Engine(TorchFunctionMode):
         self.model, self.rules, self.books = model, rules, books
         self._again = tally is not None
         self.tally = tally = tally or Tally()
-        self.module_rules = ModuleRules(model, rules, tally.rules_used)
+        self.module_rules = ModuleRules(model, rules, tally.ran_in)
         self.counts, self.notes, self.gates, self.dtypes = tally.counts, tally.notes, tally.gates, tally.dtypes
         self.relative = relative
         self.on_problem, self.on_module = on_problem, on_module

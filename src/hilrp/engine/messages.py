@@ -209,6 +209,15 @@ def unused_rules(key: str) -> str:
     )
 
 
+def rules_left_out(key: str, paths: list[str]) -> str:
+    """Modules that a key fits, and in which no operation had its rules."""
+    some = ", ".join(map(repr, paths[:3])) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    return (
+        f"rules[{key!r}] were not used at {some}: these did not run, or on constants alone (a module may hand its "
+        "weights to the one around it, as in nn.MultiheadAttention, which has its own rules: name that)"
+    )
+
+
 def carries_nothing(name: str) -> str:
     """A module whose relevance is to be kept runs on nothing that depends on what is explained."""
     return f"keep: what is at `{name}` does not depend on what is explained, and has no relevance"

@@ -65,7 +65,7 @@ class Tally:
         strangers: Where a tensor came in that the engine had not seen being made, and that tensor.
         problems: What a strict audit raises.
         unchecked: What nobody can see.
-        rules_used: The keys of modules' rules under which an operation ran.
+        ran_in: The paths of modules in which an operation had a rule, where modules have rules of their own.
     """
 
     counts: Counter[tuple[Primitive, str]] = field(default_factory=Counter)
@@ -78,7 +78,7 @@ class Tally:
     strangers: list[tuple[str, Tensor]] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
     unchecked: Counter[str] = field(default_factory=Counter)
-    rules_used: set[str | type] = field(default_factory=set)
+    ran_in: set[str] = field(default_factory=set)
 
 
 class Tracker:
