@@ -376,7 +376,10 @@ def test_a_score_near_zero_beside_others_is_rounded_as_they_are(dtype, score, ru
     assert (ledger.residual <= found.tolerance).all()
     own = torch.maximum(ledger.score.abs(), ledger.entries.get("reference", ledger.score).abs())
     assert (ledger.difference.abs() > found.tolerance * own).any()  # what the score's own size would not allow
-    assert {*map(str, found.verdicts)} <= {"valid", "inflated", "absorbed", "nothing to explain"}
+    assert {*map(str, found.verdicts)} <= {"valid", "unverified", "inflated", "absorbed", "nothing to explain"}
+    rough = ledger.own_residual > found.tolerance
+    assert not any(word == "valid" for word, own in zip(found.verdicts, rough, strict=True) if own)
+    assert [count for note, count in found.notes.items() if "a score near zero beside" in note] == [int(rough.sum())]
     with pytest.MonkeyPatch.context() as patched:  # as it would be without a floor
         patched.setattr(checks, "_UNITS", dict.fromkeys(checks._UNITS, 0))
         with pytest.raises(hilrp.BooksError, match="do not close"):
@@ -395,6 +398,30 @@ def test_a_leak_of_a_small_score_is_an_error():
         with pytest.raises(hilrp.BooksError, match=r"largest leak is at `\(model\): (special_)?i1`"):
             hilrp.explain(Leaking(model, part).eval(), x, 0, reference=0.0)
         hilrp.explain(Leaking(model, part / 100).eval(), x, 0, reference=0.0)  # less than the rounding of the others
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_small_score_that_is_no_sum_of_large_parts_is_not_called_valid(passes):
+    """A head of its own: of its score a third is lost, which is nothing beside the largest score."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Linear(12, 4), nn.Linear(12, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = x.flatten(1)
+            return torch.cat([60 + self.large(h), 1e-5 * torch.special.i1(3 * self.small(h))], 1)
+
+    torch.manual_seed(0)
+    model, x = Heads().eval(), torch.randn(2, 3, 2, 2)
+    with hilrp.register(torch.special.i1, "reindexing"):
+        found = hilrp.explain(model, x, 4, reference=0.0, passes=passes)
+        whole = hilrp.explain(model, x, 0, reference=0.0, passes=passes)
+    assert float(found.ledger.own_residual.max()) > 0.1
+    assert {*map(str, found.verdicts)}.isdisjoint({"valid"})
+    assert any("a score near zero beside" in note for note in found.notes)
+    assert not any("a score near zero beside" in note for note in whole.notes)
 
 
 def test_what_a_residual_is_relative_to_at_least():

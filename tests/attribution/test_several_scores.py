@@ -96,6 +96,85 @@ def test_chains_of_given_states(model):
     assert float(more[1].relevance.sum()) == pytest.approx(scores[2] - scores[1])
 
 
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+def test_scores_that_are_written_to_after_they_are_named(rules):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).double().eval()
+
+    def doubled(output):
+        scores = output[0, :3] * 1
+        scores.mul_(2)
+        return scores
+
+    x = torch.randn(1, 3, 2, 2, dtype=torch.float64)
+    found = hilrp.explain(model, x, Several(doubled), rules, reference=0.3 if rules == "secant" else None)
+    torch.testing.assert_close(found.score, 2 * model(x)[0, :3].detach())
+    assert float(found.ledger.residual.max()) < 1e-10
+
+
+def test_numbers_that_a_function_reads_out_are_told_of_as_elsewhere():
+    """On the reference it would ask for something else: no row is valid."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).double().eval()
+    x = torch.randn(1, 3, 2, 2, dtype=torch.float64)
+    found = hilrp.explain(model, x, Several(lambda output: output[0] * float(output[0, 0])), reference=0.3)
+    assert {*map(str, found.verdicts)}.isdisjoint({"valid"})
+    assert any("the target reads numbers out" in reason for reason in found.unchecked)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_leaks_that_cancel_along_a_chain_are_an_error(passes):
+    """What one step loses the next one makes: the books of the whole close, and no step is right."""
+
+    class Loses(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(torch.special.i1(x))
+
+    model, x = Loses().double().eval(), torch.ones(1, 6, dtype=torch.float64)
+    with (
+        hilrp.register(torch.special.i1, "reindexing"),
+        pytest.raises(hilrp.BooksError, match=r"largest leak is at `\(model\): (special_)?i1`"),
+    ):
+        hilrp.Explainer(model).explain_chain([-x, x, -x], 1, passes)
+
+
+class Scaled(torch.nn.Module):
+    """Logits of a picture, scaled by a table that whole numbers look up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.table = torch.nn.Linear(12, 3), torch.nn.Embedding(5, 3)
+
+    def forward(self, picture, number):
+        return self.head(picture.flatten(1)) * self.table(number)
+
+
+def test_states_and_references_that_are_not_like_the_input():
+    model, x, number = Scaled().eval(), torch.randn(2, 3, 2, 2), torch.tensor([1, 2])
+    explainer = hilrp.Explainer(model)
+
+    def state(picture, number=number):
+        return {"picture": picture, "number": number}
+
+    whole = explainer.explain_chain([state(x * 0), state(x)], 1)
+    turned = explainer.explain_chain(iter([{"number": number, "picture": x * 0}, state(x)]), 1)
+    torch.testing.assert_close(whole[0].relevance["picture"], turned[0].relevance["picture"])
+    with pytest.raises(hilrp.InputError, match=r"state 0.*other values than the input in what is held fixed"):
+        explainer.explain_chain([state(x * 0, number + 1), state(x)], 1)
+    with pytest.raises(hilrp.InputError, match=r"state 0.*has the shape \(2, 3, 2, 1\)"):
+        explainer.explain_chain([state(x[..., :1]), state(x)], 1)
+    with pytest.raises(hilrp.InputError, match=r"state 1.*must have the names of the input, picture, number"):
+        explainer.explain_chain([state(x), {"picture": x}, state(x)], 1)
+    with pytest.raises(hilrp.InputError, match="a list of two states"):
+        explainer.explain_chain(state(x), 1)
+    for reference in (state(x * 0, number + 1), lambda question: [state(x * 0, number + 1)]):
+        with pytest.raises(hilrp.InputError, match="other values than the input in what is held fixed"):
+            hilrp.explain(model, state(x), 1, reference=reference)
+    assert hilrp.explain(model, state(x), 1, reference=state(x * 0, number.clone())).verdicts[0]
+
+
 def test_chains_that_cannot_be(model):
     with pytest.raises(hilrp.InputError, match="two states or more"):
         hilrp.Explainer(model).explain_chain([X])

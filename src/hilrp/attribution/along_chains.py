@@ -8,7 +8,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 from hilrp.attribution.chains import Chains, check_ends_meet, mean_of_draws, pairs_of, summed
+from hilrp.attribution.checks import near_zero
 from hilrp.attribution.combined import weighted
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Outcome
@@ -65,17 +68,17 @@ class AlongChains:
             for i, draw in enumerate(draws):
                 states, tell_step = states_of[i], partial(_tell_step, tell, draw * chains.steps)
                 steps = None if recorded is None else self._replayed(recorded[i], states, target, batch, tell_step)
-                if steps is None or not self._closes(summed(steps)):
+                if steps is None or not self._close(steps):
                     steps, start = self._steps(states, target, batch, start, tell_step)
-                found = summed(steps)
                 check_ends_meet(steps)
-                self._check(found, steps, states, target, batch)
+                self._check(steps, states, target, batch)
+                found = summed(steps)
                 mean = found if mean is None else weighted([mean, found], [draw / (draw + 1), 1 / (draw + 1)])
                 relevance.append(found.relevance)
         assert mean is not None
-        return replace(
-            mean, relevance=mean_of_draws(relevance), passes=chains.passes, pairs=pairs_of(relevance, len(mean))
-        )
+        notes = mean.notes | near_zero(mean.ledger, mean.tolerance)
+        pairs = pairs_of(relevance, len(mean))
+        return replace(mean, relevance=mean_of_draws(relevance), passes=chains.passes, pairs=pairs, notes=notes)
 
     def steps(self, states: list[Any], target: Target, batch: int) -> list[Explanation]:
         """The explanations of the steps of one chain whose states are given."""
@@ -83,8 +86,8 @@ class AlongChains:
         start = Tape() if len(states) > 2 else None
         steps, _ = self._steps(states, target, batch, start, lambda _: None)
         check_ends_meet(steps)
-        self._check(summed(steps), steps, states, target, batch)
-        return steps
+        self._check(steps, states, target, batch)
+        return [replace(each, notes=each.notes | near_zero(each.ledger, each.tolerance)) for each in steps]
 
     def _replayed(
         self, recorded: list[Outcome], states: list[Any], target: Target, batch: int, tell: Callable[[int], None]
@@ -114,22 +117,26 @@ class AlongChains:
                 tell(len(found))
         except OtherWay:
             return self._steps(states, target, batch, None, tell)
-        if start is not None and not self._closes(summed(found)):
+        if start is not None and not self._close(found):
             return self._steps(states, target, batch, None, tell)
         return found, start
 
-    def _closes(self, found: Explanation) -> bool:
-        return not self.runner.rules.conserving or bool((found.ledger.residual <= found.tolerance).all())
+    def _close(self, steps: list[Explanation]) -> bool:
+        """Whether the books of a chain close, and those of each step: what is lost in one may be made in another."""
+        if not self.runner.rules.conserving:
+            return True
+        found, largest = summed(steps), torch.stack([each.ledger.scale for each in steps]).amax(0)
+        missing = torch.stack([each.ledger.difference.abs() for each in steps])
+        closed = (missing <= found.tolerance * largest).all() & (found.ledger.residual <= found.tolerance).all()
+        return bool(closed)
 
-    def _check(
-        self, found: Explanation, steps: list[Explanation], states: list[Any], target: Target, batch: int
-    ) -> None:
+    def _check(self, steps: list[Explanation], states: list[Any], target: Target, batch: int) -> None:
         """Raises or warns where the books of a chain don't close, naming the operation if one can be found."""
-        if self._closes(found):
+        if self._close(steps):
             return
         worst = max(range(len(steps)), key=lambda i: float(steps[i].ledger.difference.abs().max()))
         self.explain(states[worst + 1], target, batch, states[worst])
-        largest = float(found.ledger.residual.max())
+        largest = max(float(each.ledger.residual.max()) for each in (*steps, summed(steps)))
         self.on_error(BooksError(f"The books of a chain don't close: {largest:.1e} of the score is unaccounted for."))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hilrp.engine import messages
+from hilrp.method.ledger import Ledger
 from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors, tensors
 
@@ -65,6 +66,16 @@ def _largest(scores: Tensor) -> Tensor:
     sizes = torch.where(scores.isfinite(), scores.abs(), torch.nan)
     most = -(-sizes[:, :: max(1, sizes.shape[1] // 4096)]).nanmedian(1, keepdim=True).values  # the upper of two
     return torch.where(sizes <= _MASKED * most, sizes, 0.0).amax(1)
+
+
+def near_zero(ledger: Ledger, limit: float) -> dict[str, int]:
+    """What to note where a ledger closes beside the scores of other classes, and not beside its own score."""
+    count = int(((ledger.residual <= limit) & (ledger.own_residual > limit)).sum())
+    note = (
+        "a score near zero beside those of other classes: what is not accounted for is no more than the rounding of "
+        "the largest, but more of this score than the tolerance (ledger.own_residual)"
+    )
+    return {note: count} if count else {}
 
 
 def tf32() -> tuple[bool, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hilrp.attribution.along_chains import AlongChains
 from hilrp.attribution.batches import Batch, at_once, in_batches, part_of_question
 from hilrp.attribution.chains import Chains
-from hilrp.attribution.checks import check_input, check_model, ordinary, zero_score
+from hilrp.attribution.checks import check_input, check_model, near_zero, ordinary, zero_score
 from hilrp.attribution.combined import mean_of
 from hilrp.attribution.cuda_graphs import Recorder
 from hilrp.attribution.diagnosis import leak, non_finite
@@ -224,8 +224,11 @@ class Explainer:
             >>> bool(torch.isclose(first.score.double(), second.score - second.ledger.explained).all())
             True
         """
+        states = [states] if isinstance(states, (Tensor, Mapping)) else list(states)
         if len(states) < 2:
-            raise InputError("explain_chain takes two states or more: a reference, and what is relative to it.")
+            raise InputError(
+                "explain_chain takes a list of two states or more: a reference, and what is relative to it."
+            )
         batches = {check_input(state) for state in states}
         if len(batches) > 1:
             raise InputError(f"explain_chain: the states have {sorted(batches)} samples. Give states of one form.")
@@ -234,6 +237,7 @@ class Explainer:
         check_model(self.model)
         states, chains = [ordinary(state) for state in states], Chains.of(passes)
         question = Question(self.model, states[-1], target, batches.pop())
+        states = [*(_in_form(state, number, question) for number, state in enumerate(states[:-1])), states[-1]]
         target = settled(target, states[-1], question.output)
         if not callable(target) and not isinstance(target, Checked):  # what is asked of the input is asked of all
             named = score_of(question.output(states[-1]), target, question.batch)
@@ -349,6 +353,8 @@ class Explainer:
                 notes[
                     f"stage {name} has no map: its output is no feature map or token grid of the image's proportions"
                 ] = 1
+        if self.rules.conserving and not is_step:
+            notes |= near_zero(ledger, limit)
         if not sound:
             self._check(found, ledger, x, target, batch, reference, is_step)
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
@@ -464,6 +470,17 @@ class Explainer:
         if not self.rules.conserving or bool((ledger.residual <= limit).all()):
             return False
         return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
+
+
+def _in_form(state: Any, number: int, question: Question) -> Any:
+    """A state of a chain in the form of the last one."""
+    try:
+        return Given(state)(question)[0]
+    except InputError as error:
+        raise InputError(
+            f"explain_chain: state {number}, as a reference of the last one, has to be like it in form and in what is "
+            f"held fixed. {error}"
+        ) from error
 
 
 def _sum_of_all(output: Any, count: int) -> Tensor:

@@ -180,9 +180,13 @@ class Explanation:
         """What the books and the checks say of each sample's map, in a word: see `Verdict`."""
         # Relative to a reference it is the difference of the scores that is on the pixels, or isn't.
         share = torch.where(self.ledger.explained == self.ledger.pixels, 1, self.ledger.share)
-        figures = zip(share.tolist(), self.ledger.residual.tolist(), self.ledger.contrast.tolist(), strict=True)
-        checked = not self.unchecked
-        return [verdict(part, residual, self.tolerance, contrast, checked) for part, residual, contrast in figures]
+        # What is missing of a score may be nothing beside the scores of other classes, and much of its own.
+        checked = (self.ledger.own_residual <= self.tolerance) & (not self.unchecked)
+        columns = share, self.ledger.residual, self.ledger.contrast, checked
+        return [
+            verdict(part, residual, self.tolerance, contrast, sure)
+            for part, residual, contrast, sure in zip(*(column.tolist() for column in columns), strict=True)
+        ]
 
     def __len__(self) -> int:
         return self.score.shape[0]

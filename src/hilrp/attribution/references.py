@@ -64,8 +64,10 @@ class Given:
             raise InputError(
                 f"reference is a {type(value).__name__}; give a tensor, a name, or one of hilrp.references."
             )
-        # What the explanation holds fixed can't be another one on the reference.
-        return self._fitted(value, x) if x.is_floating_point() and x.shape[:1] == (batch,) else x
+        if x.is_floating_point() and x.shape[:1] == (batch,):
+            return self._fitted(value, x)
+        check_held(value, x)
+        return x
 
     @staticmethod
     def _fitted(value: Tensor, x: Tensor) -> Tensor:
@@ -276,6 +278,20 @@ def find(reference: Any) -> Reference:
     return Given(reference)
 
 
+def check_held(value: Tensor, x: Tensor) -> None:
+    """Raises where a reference is another one in what an explanation holds fixed: there it can't be."""
+    try:
+        same = value is x or torch.equal(value.to(x).expand_as(x), x)
+    except RuntimeError:  # of another shape
+        same = False
+    if not same:
+        raise InputError(
+            f"reference holds other values than the input in what is held fixed ({x.dtype}, shape {tuple(x.shape)}): "
+            "whole numbers, and what has no row for each sample, have no relevance. Give the reference the input's "
+            "there; for the relevance of words: hilrp.texts, hilrp.explain_answer."
+        )
+
+
 def asked(reference: Reference, question: Question) -> list[Any]:
     """The references for a question; what a function of the user's is given and returns is said where it fails."""
     try:
@@ -295,6 +311,9 @@ def asked(reference: Reference, question: Question) -> list[Any]:
                 f"The reference {reference!r} returned an input of shape {given or 'nothing'}, where the model is "
                 f"given {wanted}: reference=lambda question: [question.x * 0]."
             )
+        for t, t0 in zip(tensors(question.x), tensors(each), strict=True):
+            if not (t.is_floating_point() and t.shape[:1] == (question.batch,)):
+                check_held(t0, t)
     if not isinstance(found, (list, tuple)):
         raise InputError(
             f"The reference {reference!r} returned {type(found).__name__}, not a list of inputs: reference=lambda "

@@ -295,6 +295,11 @@ class Ledger:
         return self._relative(self.difference.abs())
 
     @property
+    def own_residual(self) -> Tensor:
+        """The residual relative to the score, or the larger of the two, however near to zero these are."""
+        return replace(self, floor=None).residual
+
+    @property
     def scale(self) -> Tensor:
         """What amounts are relative to: the score, or the larger of it and the reference's, or the floor."""
         scale = self.score.abs()

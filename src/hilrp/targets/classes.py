@@ -102,6 +102,8 @@ def no_classifier(shape: tuple[int, ...], batch: int) -> str:
 
 def is_own(target: Target) -> bool:
     """Whether a target is one of hilrp's: what it reads out of an output is part of the question."""
+    if isinstance(target, Several):
+        return is_own(target.scores)
     return not callable(target) or (getattr(target, "__module__", None) or "").startswith("hilrp.")
 
 
