@@ -96,8 +96,8 @@ class Phase:
 
 
 RECIPES = {
-    "captioner": (Phase(6000, 2e-3, False), Phase(1600, 5e-4, True)),
-    "captioner-prior": (Phase(400, 3e-4, True),),
+    "captioner": (Phase(5000, 2e-3, False), Phase(1000, 5e-4, True)),
+    "captioner-prior": (Phase(300, 3e-4, True),),
 }
 
 
@@ -277,7 +277,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=float, default=1.0, help="multiplies the number of steps")
-    parser.add_argument("--scenes", type=int, default=40_000, help="how many to train on")
+    parser.add_argument("--scenes", type=int, default=30_000, help="how many to train on")
     parser.add_argument("--held-out", type=int, default=500, help="how many to measure on")
     parser.add_argument("--data", type=Path, help="where scenes are kept, and taken from if they are there")
     chosen = parser.parse_args()

@@ -12,6 +12,7 @@ from hilrp.attribution.audit import AuditReport, audit
 from hilrp.attribution.chains import Chains
 from hilrp.attribution.explainer import Explainer, explain
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.kinds import Kind
 from hilrp.attribution.verdicts import Verdict
 from hilrp.method.ledger import Ledger
 from hilrp.method.registry import register
@@ -43,6 +44,7 @@ __all__ = [
     "Explanation",
     "HilrpError",
     "InputError",
+    "Kind",
     "Ledger",
     "Loaded",
     "ModelError",

@@ -15,6 +15,7 @@ from hilrp.attribution.checks import near_zero
 from hilrp.attribution.combined import weighted
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Outcome
+from hilrp.attribution.kinds import Kind
 from hilrp.attribution.runner import Runner
 from hilrp.engine.tape import OtherWay, Tape, of_steps
 from hilrp.targets import Target
@@ -35,6 +36,7 @@ class AlongChains:
         explain: What explains a state relative to the one before, as a step of a chain where it is given tapes.
         conclude: What makes an explanation of what a recorded step has found.
         on_error: What to do about books that don't close.
+        kind: What kind of thing the input is.
     """
 
     chains: Chains
@@ -42,6 +44,7 @@ class AlongChains:
     explain: Callable[..., Explanation]
     conclude: Callable[..., Explanation]
     on_error: Callable[[HilrpError], None]
+    kind: Kind | None
 
     def mean(
         self, x: Any, target: Target, batch: int, reference: Any, fill: Any, tell: Callable[[int], None]
@@ -63,7 +66,7 @@ class AlongChains:
         size = max(1, _RECORDED_PASSES // chains.steps) if tensors(x)[0].is_cuda else 1
         for first in range(0, chains.draws, size):
             draws = range(first, min(first + size, chains.draws))
-            states_of = [list(chains.chain(x, reference, fill, batch, draw)) for draw in draws]
+            states_of = [list(chains.chain(x, reference, fill, batch, draw, self.kind)) for draw in draws]
             recorded = self.runner.chains(states_of, target, batch)
             for i, draw in enumerate(draws):
                 states, tell_step = states_of[i], partial(_tell_step, tell, draw * chains.steps)
@@ -77,7 +80,7 @@ class AlongChains:
                 relevance.append(found.relevance)
         assert mean is not None
         notes = mean.notes | near_zero(mean.ledger, mean.tolerance)
-        pairs = pairs_of(relevance, len(mean))
+        pairs = pairs_of(relevance, len(mean), mean.kind)
         return replace(mean, relevance=mean_of_draws(relevance), passes=chains.passes, pairs=pairs, notes=notes)
 
     def steps(self, states: list[Any], target: Target, batch: int) -> list[Explanation]:

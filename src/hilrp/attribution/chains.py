@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hilrp.attribution.combined import weighted
 from hilrp.attribution.explanation import Explanation
-from hilrp.attribution.question import places
+from hilrp.attribution.kinds import Kind, main_input, places
 from hilrp.method.ledger import REFERENCE, Ledger
 from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors, tensors
@@ -45,9 +45,9 @@ class Chains:
         steps: Into how many steps a chain is cut. Each is one pass.
         draws: How many chains are drawn: one, or an even number, since they come in pairs.
         cells: How many patches of random height lie along the shorter side of a picture; a step is what lies between
-            two heights, with soft borders. Or cells of your own, as numbers from 0: ``[H,W]``, or ``[B,H,W]``. They are
-            taken whole, in a random order; with as many steps as cells the result is an estimate of their Shapley
-            values.
+            two heights, with soft borders. Or cells of your own, as numbers from 0: ``[H,W]``, or ``[B,H,W]``, or in
+            whatever form a map has. They are taken whole, in a random order; with as many steps as cells the result is
+            an estimate of their Shapley values.
         fill: What the states between hold where a part is not there yet: the reference, or one of its own, in any form
             that ``reference=`` takes.
         seed: Chains depend on this and on the sample, and on nothing else: not on the batch, nor on the target.
@@ -118,9 +118,17 @@ class Chains:
             passes *= 2
         return passes
 
-    def chain(self, x: Any, reference: Any, fill: Any, batch: int, draw: int) -> Iterator[Any]:
-        """The states of one chain, from the reference to the input."""
-        orders = {id(t): self._order(t, i, draw // 2) for i, t in enumerate(tensors(x)) if _is_varied(t, batch)}
+    def chain(
+        self, x: Any, reference: Any, fill: Any, batch: int, draw: int, kind: Kind | None = None
+    ) -> Iterator[Any]:
+        """The states of one chain, from the reference to the input, which may be of a kind that was said."""
+        main = main_input(x, kind)
+
+        def axes(t: Tensor) -> tuple[int, ...]:
+            return main[1].axes(tuple(t.shape)) if main is not None and t is main[0] else places(t)
+
+        own = [(i, t) for i, t in enumerate(tensors(x)) if _is_varied(t, batch)]
+        orders = {id(t): (self._order(t, axes(t), i, draw // 2), bool(axes(t))) for i, t in own}
         columns = list(zip(tensors(x), tensors(fill), strict=True))
         yield reference
         for step in range(1, self.steps):
@@ -128,47 +136,48 @@ class Chains:
             yield map_tensors(lambda t, state=state: state[id(t)], x)  # type: ignore[misc]
         yield x
 
-    def _between(self, x: Tensor, fill: Tensor, order: Tensor | None, step: int, turned: int) -> Tensor:
+    def _between(self, x: Tensor, fill: Tensor, order: tuple[Tensor, bool] | None, step: int, turned: int) -> Tensor:
         """A state; the second chain of a pair takes what the first one leaves."""
         if order is None:
             return x
-        mask = 1 - self._mask(x, order, self.steps - step) if turned else self._mask(x, order, step)
+        mask = 1 - self._mask(*order, self.steps - step) if turned else self._mask(*order, step)
         mask = mask.to(x)
         # Where nothing is hidden the state is the input to the bit, and where all is, the fill.
         return torch.where(mask == 1, x, torch.where(mask == 0, fill, fill + mask * (x - fill)))
 
-    def _mask(self, x: Tensor, order: Tensor, step: int) -> Tensor:
+    def _mask(self, order: Tensor, has_places: bool, step: int) -> Tensor:
         """How much of each place has joined after so many steps."""
         there = (step / self.steps - order) * self.steps
-        if isinstance(self.cells, Tensor) or not places(x):
+        if isinstance(self.cells, Tensor) or not has_places:
             return (there > 0).to(order)
         return (0.5 + there / SOFTNESS).clamp(0, 1)
 
-    def _order(self, t: Tensor, number: int, pair: int) -> Tensor:
+    def _order(self, t: Tensor, axes: tuple[int, ...], number: int, pair: int) -> Tensor:
         """When each place of an input joins the chain, from 0 to 1, in a form that fits the input."""
         generators = [_generator(self.seed, own, number, pair) for own in _keys(t)]
-        axes = places(t)
         if not axes:
             # What has no places joins by the entry of its second axis: a token, a feature; a number alone.
             drawn = [torch.rand(t.shape[1:2] or (1,), generator=each) for each in generators]
             return torch.stack(drawn).to(t.device).reshape(t.shape[:2] + (1,) * (t.ndim - 2))
         if isinstance(self.cells, Tensor):
-            return self._order_of_cells(self.cells, t, generators)
+            return self._order_of_cells(self.cells, t, axes, generators)
         heights = _heights([t.shape[axis] for axis in axes], self.cells, generators).to(t.device)
         spread = [t.shape[axis] if axis in (0, *axes) else 1 for axis in range(t.ndim)]
         return _evenly(heights.flatten(1)).reshape(spread)
 
     @staticmethod
-    def _order_of_cells(cells: Tensor, t: Tensor, generators: list[torch.Generator]) -> Tensor:
-        if cells.shape[-2:] != t.shape[-2:] or t.ndim != 4 or (cells.ndim == 3 and len(cells) not in (1, len(t))):
+    def _order_of_cells(cells: Tensor, t: Tensor, axes: tuple[int, ...], generators: list[torch.Generator]) -> Tensor:
+        size = tuple(t.shape[axis] for axis in axes)
+        if tuple(cells.shape) not in (size, (1, *size), (len(t), *size)):
             raise InputError(
-                f"Chains(cells=...) has the shape {tuple(cells.shape)}, the input {tuple(t.shape)}: give [H,W], or one "
-                "for each sample, [B,H,W]."
+                f"Chains(cells=...) has the shape {tuple(cells.shape)}, the input {tuple(t.shape)}: give {size}, or "
+                f"one for each sample, {(len(t), *size)}."
             )
         count = int(cells.max()) + 1
         drawn = torch.stack([torch.randperm(count, generator=each) for each in generators]).to(t.device)
-        labels = cells.to(t.device).long().expand(len(t), *cells.shape[-2:]).flatten(1)
-        return ((drawn.gather(1, labels) + 0.5) / count).reshape(len(t), 1, *t.shape[2:])
+        labels = cells.to(t.device).long().expand(len(t), *size).flatten(1)
+        spread = [t.shape[axis] if axis in (0, *axes) else 1 for axis in range(t.ndim)]
+        return ((drawn.gather(1, labels) + 0.5) / count).reshape(spread)
 
 
 def _is_whole(value: Any) -> bool:
@@ -176,10 +185,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_cells(cells: Tensor, steps: int) -> None:
-    if cells.is_floating_point() or cells.is_complex() or cells.dtype == torch.bool or cells.ndim not in (2, 3):
+    if cells.is_floating_point() or cells.is_complex() or cells.dtype == torch.bool or not 1 <= cells.ndim <= 4:
         raise InputError(
             f"Chains(cells=...) is a tensor of {cells.dtype} of shape {tuple(cells.shape)}: give cell numbers, whole "
-            "and from 0, [H,W] or [B,H,W]."
+            "and from 0, [H,W] or [B,H,W] (of volumes [D,H,W])."
         )
     if not cells.numel() or int(cells.min()) < 0:
         raise InputError("Chains(cells=...) holds no cell, or a negative number: cells are counted from 0.")
@@ -265,19 +274,21 @@ def mean_of_draws(draws: Sequence[Any]) -> Any:
     return map_tensors(lambda t: found.get(id(t), t), draws[0])
 
 
-def pairs_of(draws: Sequence[Any], batch: int) -> Any:
+def pairs_of(draws: Sequence[Any], batch: int, kind: Kind | None = None) -> Any:
     """The relevance of each pair of draws, in the form of the input, ``[B,pairs,...]``; ``None`` with fewer than two.
 
-    The channels of images are summed.
+    Of the input that an explanation's map is of, it is such a map; ``kind`` says what kind of thing that is.
     """
     if len(draws) < 4:
         return None
     columns = list(zip(*map(tensors, draws), strict=True))
+    main = main_input(draws[0], kind)
 
     def of_input(own: tuple[Tensor, ...]) -> Tensor:
         if not _is_varied(own[0], batch):
             return own[0]
-        maps = torch.stack([t.sum(1) if t.ndim == 4 else t for t in own], 1)
+        is_main = main is not None and own[0] is main[0]
+        maps = torch.stack([main[1].map_of(t) if main is not None and is_main else t for t in own], 1)
         return (maps[:, 0::2] + maps[:, 1::2]) / 2
 
     found = {id(own[0]): of_input(own) for own in columns}

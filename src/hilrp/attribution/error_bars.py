@@ -85,21 +85,24 @@ def standard_error(pairs: Tensor) -> Tensor:
 
 
 def region_sum(relevance: Tensor, pairs: Tensor | None, mask: Any, explained: Tensor) -> RegionSum:
-    """The sum of maps ``[B,H,W]`` over a region, with what their pairs ``[B,pairs,H,W]`` say of its error."""
+    """The sum of maps ``[B,...]`` over a region, with what their pairs ``[B,pairs,...]`` say of its error."""
     shape = tuple(relevance.shape)
     try:
         mask = torch.as_tensor(mask.copy() if hasattr(mask, "__array_interface__") else mask)
     except (TypeError, ValueError, RuntimeError) as reason:
-        raise InputError(f"region: the mask is no tensor ({reason}). Give [H,W], or one for each sample.") from None
+        raise InputError(
+            f"region: the mask is no tensor ({reason}). Give one of shape {shape[1:]}, or one for each sample."
+        ) from None
     if tuple(mask.shape) not in (shape[1:], shape, (1, *shape[1:])):
         raise InputError(
-            f"region: the mask has the shape {tuple(mask.shape)}, the map {shape}: give [H,W], or one for each sample."
+            f"region: the mask has the shape {tuple(mask.shape)}, the map {shape}: give {shape[1:]}, or one for each "
+            "sample."
         )
     mask = mask.to(relevance.device, torch.float64).expand(shape)
     if not bool(((mask >= 0) & (mask <= 1)).all()):
         raise InputError("region: the mask holds numbers that aren't between 0 and 1.")
-    total = (relevance.double() * mask).sum((1, 2))
-    error = None if pairs is None else standard_error((pairs.double() * mask[:, None]).sum((2, 3)))
+    total = (relevance.double() * mask).flatten(1).sum(1)
+    error = None if pairs is None else standard_error((pairs.double() * mask[:, None]).flatten(2).sum(2))
     share_error = None if error is None else error / explained.abs()
     return RegionSum(total, total / explained, error, share_error, 0 if pairs is None else pairs.shape[1])
 

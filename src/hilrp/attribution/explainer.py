@@ -21,6 +21,7 @@ from hilrp.attribution.cuda_graphs import Recorder
 from hilrp.attribution.diagnosis import leak, non_finite
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Outcome, Pass, input_names
+from hilrp.attribution.kinds import Kind, check_kind, main_input
 from hilrp.attribution.plain_passes import Comparison, Findings, parts_differ
 from hilrp.attribution.reference_names import name_of
 from hilrp.attribution.references import DEFAULT, ByForm, Given, Question, Reference, asked, find
@@ -55,6 +56,7 @@ def explain(
     batch: Batch = None,
     passes: int | Chains = 1,
     progress: Progress | None = None,
+    kind: str | None = None,
 ) -> Explanation:
     """Says how much higher a model's score is than on a reference, and decomposes that difference over the input.
 
@@ -86,6 +88,9 @@ def explain(
             `hilrp.Chains`, which sets all of it.
         progress: With more than one pass, called after each with how many are done of the samples at hand, and how
             many there are.
+        kind: What kind of thing the input is, for `Explanation.map` and figures: ``"picture"``, ``"bands"``,
+            ``"volume"``, ``"video"``, ``"sound"``, ``"table"`` or ``"tokens"``. By default it is told by the axes of
+            the input and by the model (`hilrp.Kind.of`).
 
     Example:
         >>> import torch, hilrp
@@ -95,7 +100,8 @@ def explain(
         >>> explanation.map.shape, bool(explanation.ledger.residual < 1e-4)
         (torch.Size([1, 8, 8]), True)
     """
-    return Explainer(model, rules, reference, audit, stages, itemised).explain(x, target, batch, passes, progress)
+    explainer = Explainer(model, rules, reference, audit, stages, itemised, kind=kind)
+    return explainer.explain(x, target, batch, passes, progress)
 
 
 class Explainer:
@@ -144,6 +150,7 @@ class Explainer:
         compile: bool | Literal["auto"] = "auto",
         recompute: str | Sequence[str] | None = None,
         keep: Sequence[str] = (),
+        kind: str | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
@@ -163,6 +170,7 @@ class Explainer:
         ModuleRules(self.model, self.rules).check()
         self.reference: Reference | None = reference
         self._audit, self.itemised = audit, itemised
+        self.kind = Kind.named(kind)
         self.stages = find_stages(self.model, stages)
         self._stages_named = not isinstance(stages, str)
         self._recomputed = find_recomputed(self.model, recompute)
@@ -187,7 +195,8 @@ class Explainer:
     ) -> Explanation:
         """Explains samples, all at once or in batches. See `explain`."""
         batch_size, x = check_input(x), ordinary(x)
-        question = Question(self.model, x, target, batch_size)
+        check_kind(x, self.kind)
+        question = Question(self.model, x, target, batch_size, self.kind)
         check_model(self.model)
         chains = Chains.of(passes)
         if chains.passes > 1 and self.reference is None:
@@ -236,14 +245,14 @@ class Explainer:
             raise InputError('explain_chain: a chain is relative to its first state. Use rules="secant".')
         check_model(self.model)
         states, chains = [ordinary(state) for state in states], Chains.of(passes)
-        question = Question(self.model, states[-1], target, batches.pop())
+        question = Question(self.model, states[-1], target, batches.pop(), self.kind)
         states = [*(_in_form(state, number, question) for number, state in enumerate(states[:-1])), states[-1]]
         target = settled(target, states[-1], question.output)
         if not callable(target) and not isinstance(target, Checked):  # what is asked of the input is asked of all
             named = score_of(question.output(states[-1]), target, question.batch)
             assert named.classes is not None
             target = Checked(named.classes, named.against)
-        along = AlongChains(chains, self._runner, self._explain, self._explained, self._unsound)
+        along = self._along(chains, question)
         if chains.passes == 1:
             return along.steps(states, target, question.batch)
         return [
@@ -288,12 +297,16 @@ class Explainer:
         fills = [None] if chains.fill is None else asked(find(chains.fill), replace(question, target=target))
         if len(fills) != 1:
             raise InputError("Chains(fill=...) is a list of several: give one.")
-        along = AlongChains(chains, self._runner, self._explain, self._explained, self._unsound)
+        along = self._along(chains, question)
         found = []
         for i, each in enumerate(references):
             tell = _part_of_progress(progress, i, len(references), chains.passes)
             found.append(along.mean(x, target, batch, each, each if fills[0] is None else fills[0], tell))
         return _together(found, notes, name_of(reference, question))
+
+    def _along(self, chains: Chains, question: Question) -> AlongChains:
+        kind = None if question.main is None else question.main[1]
+        return AlongChains(chains, self._runner, self._explain, self._explained, self._unsound, kind)
 
     def _explain(self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None = None) -> Explanation:
         """Explains samples relative to one reference, or to none; as a step of a chain where there are tapes."""
@@ -360,6 +373,9 @@ class Explainer:
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
         # That of a chain is relative to its whole difference: that of a step may be zero.
         scale = torch.ones_like(ledger.score) if is_step else ledger.explained
+        main = main_input(x, self.kind, self.model)
+        if main is not None and isinstance(x, Tensor):
+            ledger = replace(ledger, inputs={main[1].places: ledger.pixels})
         return Explanation(
             relevance=found.relevance,
             input=map_tensors(Tensor.detach, x),
@@ -377,6 +393,7 @@ class Explainer:
             unchecked=tuple(unchecked),
             layers=found.layers,
             layer_rows=found.layer_rows,
+            kind=None if main is None else main[1],
         )
 
     def _beside_plain_passes(

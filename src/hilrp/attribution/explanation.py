@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hilrp.attribution.error_bars import RegionSum, region_sum, standard_error
-from hilrp.attribution.marking import MARKED, Marked, marked
+from hilrp.attribution.kinds import Kind, main_input
+from hilrp.attribution.marking import Marked, marked, marked_part
 from hilrp.attribution.sentences import sentence
 from hilrp.attribution.verdicts import Verdict, verdict
 from hilrp.method.ledger import REFERENCE, Ledger
@@ -50,13 +51,14 @@ class Explanation:
             their mean.
         unchecked: What could make the map wrong and was not ruled out; where that is nothing, a map can be *valid*.
         passes: How many passes the map is the result of: see `hilrp.Chains`.
-        pairs: The relevance from each pair of chains, in the form of the input, ``[B,pairs,...]`` with the channels of
-            images summed; ``None`` with fewer than two pairs.
+        pairs: The relevance from each pair of chains, in the form of the input, ``[B,pairs,...]``, of the input that
+            `map` is of as such a map; ``None`` with fewer than two pairs.
         layers: Name -> relevance at a module that was named (``Explainer(keep=)``), in the form of its output; of
             one that returns several tensors, the others are ``name[1]``, ..., and of one that runs several times,
             later runs are ``name#2``, ...
         layer_rows: How many rows of each of these are a sample's, one after the other (windows: several); 0, where
             samples have no rows of their own.
+        kind: What kind of thing the input is, for its map and figures: "picture", "volume", ...; see `hilrp.Kind`.
     """
 
     relevance: Any
@@ -77,11 +79,32 @@ class Explanation:
     pairs: Any = None
     layers: dict[str, Tensor] = field(default_factory=dict)
     layer_rows: dict[str, int] = field(default_factory=dict)
+    kind: Kind | None = None
 
     @property
     def map(self) -> Tensor:
-        """The relevance of each pixel, ``[B,H,W]``: channels summed."""
-        return self.image_of(self.relevance).sum(1)
+        """The relevance of each place, with the input's own axes.
+
+        Of pictures that of each pixel, ``[B,H,W]``, with channels summed; of volumes ``[B,D,H,W]``, of videos
+        ``[B,T,H,W]``, of sounds ``[B,F,T]`` or ``[B,T]``, of tables ``[B,F]``, of tokens ``[B,L]``. Of several inputs
+        it is that of the picture.
+
+        Example:
+            >>> import torch, hilrp
+            >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(24, 2)).eval()
+            >>> hilrp.explain(model, torch.randn(1, 3, 2, 2, 2), kind="volume").map.shape
+            torch.Size([1, 2, 2, 2])
+        """
+        relevance, kind = self.main_of(self.relevance)
+        return kind.map_of(relevance)
+
+    def main_of(self, tree: Any) -> tuple[Tensor, Kind]:
+        """The input that `map` is of, in something of the form of the input, and its kind."""
+        found = main_input(tree, self.kind)
+        if found is None:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors(tree)) or "none"
+            raise InputError(f"No input has a map (the shapes are {shapes}); use .relevance.")
+        return found
 
     @property
     def relative_to(self) -> str | None:
@@ -114,7 +137,8 @@ class Explanation:
         if region is None and not self._has_map:
             return str(sentence(self, sample, name, None, against=against))
         held = self.marked().held if region is None else self.region(region)
-        return str(sentence(self, sample, name, held, MARKED if region is None else "the region", against))
+        where = marked_part(self.main_of(self.relevance)[1]) if region is None else "the region"
+        return str(sentence(self, sample, name, held, where, against))
 
     def comparison(self, sample: int = 0) -> str:
         """How much higher the score is than on the reference: "6.000 higher than on zero"; without one, nothing."""
@@ -133,8 +157,8 @@ class Explanation:
         """What a region holds of the difference that is explained, and how sure that is.
 
         Args:
-            mask: Which pixels belong to it, ``[H,W]`` or one for each sample, ``[B,H,W]``: true and false, or the part
-                of each pixel from 0 to 1.
+            mask: Which pixels (voxels, features) belong to it, in the form of a sample's map, or one for each sample:
+                true and false, or the part of each from 0 to 1.
 
         Example:
             >>> import torch, hilrp
@@ -160,19 +184,19 @@ class Explanation:
 
     @property
     def pair_maps(self) -> Tensor | None:
-        """The map from each pair of chains, ``[B,pairs,H,W]``: `map` is their mean; ``None`` with fewer than two."""
+        """The map from each pair of chains, ``[B,pairs,...]``: `map` is their mean; ``None`` with fewer than two."""
         if self.pairs is None:
             return None
-        image = self.image_of(self.relevance)
-        both = zip(tensors(self.relevance), tensors(self.pairs), strict=True)  # pairs of tokens have four axes, too
-        return next(pairs for relevance, pairs in both if relevance is image)
+        main, _ = self.main_of(self.relevance)
+        both = zip(tensors(self.relevance), tensors(self.pairs), strict=True)
+        return next(pairs for relevance, pairs in both if relevance is main)
 
     @staticmethod
     def image_of(tree: Any) -> Tensor:
         """The images ``[B,C,H,W]`` in something of the form of the input."""
         image = next((t for t in tensors(tree) if t.ndim == 4), None)
         if image is None:
-            raise InputError("This explanation has no image input [B,C,H,W], hence no map; use .relevance.")
+            raise InputError("This explanation has no picture among its inputs ([B,C,H,W]); use .map or .relevance.")
         return image
 
     @property
@@ -258,6 +282,9 @@ class Explanation:
     ) -> Any:
         """Relevance on the picture, as a PIL image: red speaks for what is explained, blue against it.
 
+        Of a volume three slices through its strongest voxel and the strongest of each column, of a video frames, of
+        bands those that hold most, beside each other. A table, tokens and a wave have a chart instead: see `plot`.
+
         Args:
             sample: Of which sample.
             loaded: What `hilrp.load` returned: without it, colours are those of the input, stretched to their range.
@@ -294,6 +321,7 @@ class Explanation:
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
         pictures: Tensor | None = None,
+        features: Sequence[str] | None = None,
     ) -> Figure:
         """A figure: each sample large, with what is explained, how likely it is, and a sentence.
 
@@ -304,10 +332,11 @@ class Explanation:
             titles: What is explained, in words, of each sample; by default the name of its class.
             outlines: What is drawn around, ``[B,H,W]``: a region, the box of a detection; by default what is `marked`.
             pictures: What the model saw, ``[B,3,H,W]`` from 0 to 1, where ``loaded`` doesn't know.
+            features: The names of a table's features, or of tokens.
         """
         from hilrp.attribution.shown import Shown
 
-        return Shown(self, loaded, photos, titles, outlines, pictures).figure(samples)
+        return Shown(self, loaded, photos, titles, outlines, pictures, features=features).figure(samples)
 
     def plot_details(
         self,
@@ -317,8 +346,11 @@ class Explanation:
         outlines: Tensor | None = None,
         pictures: Tensor | None = None,
         all_stages: bool = False,
+        features: Sequence[str] | None = None,
     ) -> Figure:
         """A figure: input, signed map, stage maps and the ledger with its verdict, one row per sample.
+
+        Of what is no picture: a chart of the map (bars, or a curve over slices, frames or time) and the ledger.
 
         Args:
             loaded: As for `plot`.
@@ -327,10 +359,11 @@ class Explanation:
             outlines: As for `plot`; by default none.
             pictures: As for `plot`.
             all_stages: Draw the maps of all stages, and not only of four.
+            features: As for `plot`.
         """
         from hilrp.attribution.shown import Shown
 
-        return Shown(self, loaded, None, titles, outlines, pictures).details(samples, all_stages)
+        return Shown(self, loaded, None, titles, outlines, pictures, features=features).details(samples, all_stages)
 
     def show(self, loaded: Any = None, samples: Sequence[int] | None = None, photos: Any = None) -> None:
         """Shows `plot` in a window or notebook."""
@@ -351,8 +384,9 @@ class Explanation:
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
         pictures: Tensor | None = None,
+        features: Sequence[str] | None = None,
     ) -> list[Path]:
-        """Writes arrays (``path.npz``), of images two figures, and last the figures in numbers (``path.json``).
+        """Writes arrays (``path.npz``), two figures, and last the figures in numbers (``path.json``).
 
         The figures are `plot` (``path.png``) and `plot_details` (``path.details.png``). With several inputs the arrays
         are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears whole or not at all.
@@ -366,6 +400,7 @@ class Explanation:
             titles: As for `plot`.
             outlines: As for `plot`.
             pictures: As for `plot`.
+            features: As for `plot`.
 
         Returns:
             The paths of the files.
@@ -376,7 +411,8 @@ class Explanation:
             raise InputError(f"save({str(path)!r}): give a file name; .npz, .json and .png are added to it.")
         kinds = ["npz", *(["png", "details.png"] if self._has_map else []), "json"]
         # Made before anything is written: names that don't fit are noticed here.
-        made = {k: self.encode(k, loaded, photos, all_stages, facts, titles, outlines, pictures) for k in kinds}
+        shown = (loaded, photos, all_stages, facts, titles, outlines, pictures, features)
+        made = {kind: self.encode(kind, *shown) for kind in kinds}
         written = [base.with_name(f"{base.name}.{kind}") for kind in kinds]
         for file, content in zip(written, made.values(), strict=True):
             write_whole(file, content)
@@ -392,6 +428,7 @@ class Explanation:
         titles: Sequence[str] | None = None,
         outlines: Tensor | None = None,
         pictures: Tensor | None = None,
+        features: Sequence[str] | None = None,
     ) -> bytes:
         """What `save` writes, as bytes: ``npz`` or ``json``, or a figure as ``png``, ``svg`` or ``pdf``.
 
@@ -413,14 +450,15 @@ class Explanation:
         elif kind.removeprefix("details.") in ("png", "svg", "pdf"):
             from hilrp.attribution.shown import Shown
 
-            return Shown(self, loaded, photos, titles, outlines, pictures).encoded(kind, all_stages)
+            shown = Shown(self, loaded, photos, titles, outlines, pictures, features=features)
+            return shown.encoded(kind, all_stages)
         else:
             raise InputError(f"encode({kind!r}): choose from npz, json, png, svg, pdf, details.png, ...")
         return buffer.getvalue()
 
     @property
     def _has_map(self) -> bool:
-        return any(t.ndim == 4 for t in tensors(self.relevance))
+        return main_input(self.relevance, self.kind) is not None
 
     def arrays(self) -> dict[str, Any]:
         """What `save` writes into an npz, as numpy arrays by name: map, relevance, input, stages, scores."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hilrp.attribution.error_bars import RegionSum, region_sum
+from hilrp.attribution.kinds import Kind
 
 #: The part of the evidence that a marked region holds.
 HALF = 0.5
@@ -26,7 +27,7 @@ class Marked:
     """A region of each sample's picture, and what it holds.
 
     Attributes:
-        mask: Which pixels belong to it, ``[B,H,W]``.
+        mask: Which places belong to it, ``[B,H,W]``, or in whatever form maps have.
         held: What it holds of the score, or of its difference to the reference's.
     """
 
@@ -37,14 +38,15 @@ class Marked:
 def marked(maps: Tensor, pairs: Tensor | None, explained: Tensor) -> Marked:
     """The smallest region that holds half of the evidence, by the smoothed map; its sum is that of the map itself.
 
-    It is smoothed by a twentieth of the picture, so that the region has few parts. Evidence is relevance with the sign
+    It is smoothed by a twentieth of the picture (of each slice of a volume, each frame of a video; a table and tokens
+    are not), so that the region has few parts. Evidence is relevance with the sign
     of what is explained. A region that was chosen where a map happens to be large
     would be said to hold too much. So where the map is a mean over pairs of chains, half of them choose the region,
     and the others say what it holds.
 
     Args:
-        maps: Relevance of each pixel, ``[B,H,W]``.
-        pairs: The map of each pair of chains, ``[B,pairs,H,W]``, where there are several.
+        maps: Relevance of each place, ``[B,H,W]`` or in another form.
+        pairs: The map of each pair of chains, ``[B,pairs,...]``, where there are several.
         explained: What the maps decompose, ``[B]``.
     """
     measured, rest = maps, None
@@ -52,13 +54,21 @@ def marked(maps: Tensor, pairs: Tensor | None, explained: Tensor) -> Marked:
         chosen, rest = pairs[:, ::2], pairs[:, 1::2]
         maps, measured = chosen.mean(1), rest.mean(1)
         rest = rest if rest.shape[1] > 1 else None
-    sign = torch.where(explained < 0, -1.0, 1.0).to(maps)[:, None, None]
-    mask = smallest(smoothed(maps.float() * sign, min(maps.shape[-2:]) // 20))
+    sign = torch.where(explained < 0, -1.0, 1.0).to(maps).reshape(-1, *[1] * (maps.ndim - 1))
+    evidence = maps.float() * sign
+    if maps.ndim > 2:
+        evidence = smoothed(evidence, min(maps.shape[-2:]) // 20)
+    mask = smallest(evidence)
     return Marked(mask, region_sum(measured, rest, mask, explained))
 
 
+def marked_part(kind: Kind) -> str:
+    """What is marked is called in sentences: "the marked region", or "the marked features"."""
+    return f"the marked {kind.places}" if kind in (Kind.TABLE, Kind.TOKENS) else MARKED
+
+
 def smallest(evidence: Tensor, part: float = HALF) -> Tensor:
-    """The fewest pixels of maps ``[B,H,W]`` that hold this part of their positive values, ``[B,H,W]``.
+    """The fewest places of maps ``[B,...]`` that hold this part of their positive values, in the form of the maps.
 
     Example:
         >>> smallest(torch.tensor([[[4.0, 1.0], [3.0, -9.0]]])).tolist()
@@ -73,7 +83,7 @@ def smallest(evidence: Tensor, part: float = HALF) -> Tensor:
 
 
 def smoothed(maps: Tensor, radius: int | None = None) -> Tensor:
-    """Maps ``[B,H,W]``, lightly smoothed: single pixels are hard to see. Figures show this; numbers are never of it.
+    """Maps ``[...,H,W]``, lightly smoothed: single pixels are hard to see. Figures show this; numbers are never of it.
 
     Args:
         maps: The maps.
@@ -86,5 +96,6 @@ def smoothed(maps: Tensor, radius: int | None = None) -> Tensor:
         return maps
     kernel = kernel / kernel.sum()
     reach = len(kernel) // 2
-    spread = F.conv2d(maps[:, None], kernel.view(1, 1, -1, 1), padding=(reach, 0))
-    return F.conv2d(spread, kernel.view(1, 1, 1, -1), padding=(0, reach))[:, 0]
+    flat = maps.reshape(-1, 1, *maps.shape[-2:])
+    spread = F.conv2d(flat, kernel.view(1, 1, -1, 1), padding=(reach, 0))
+    return F.conv2d(spread, kernel.view(1, 1, 1, -1), padding=(0, reach)).reshape(maps.shape)

@@ -67,6 +67,15 @@ class Words:
 
 
 @dataclass(frozen=True)
+class Label:
+    """What stands at a place of a picture, by its upper left corner in pixels."""
+
+    top: int
+    left: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Panel:
     """What is drawn of a sample, all of one size.
 
@@ -76,6 +85,9 @@ class Panel:
         limit: The relevance from which on colours are the strongest, of a pixel of the model's input.
         region: What is drawn around, ``[H,W]``: how much of each pixel belongs to it.
         unseen: What the model did not see, ``[H,W]``.
+        place: What the map has a value for: a pixel, a voxel.
+        blank: Where there is nothing, between pictures, ``[H,W]``.
+        labels: What stands there.
     """
 
     picture: np.ndarray
@@ -83,6 +95,9 @@ class Panel:
     limit: float
     region: np.ndarray | None
     unseen: np.ndarray
+    place: str = "pixel"
+    blank: np.ndarray | None = None
+    labels: tuple[Label, ...] = ()
 
 
 def names_of(loaded: Describes | Sequence[str] | None) -> list[str] | None:

@@ -48,6 +48,8 @@ def composed(panel: Panel) -> np.ndarray:
         inner, outer = _line_around(panel.region)
         shown = shown + outer * (0.1 - shown)
         shown = shown + inner * (1 - shown)
+    if panel.blank is not None:
+        shown = np.where(panel.blank[..., None], 1.0, shown)
     made: np.ndarray = (255 * np.clip(shown, 0, 1)).round().astype(np.uint8)
     return made
 
@@ -151,7 +153,9 @@ def _draw(
     top += _LINE * len(likely) + 10
     _place(figure, total, (left, top), picture, _PICTURE)
     top += picture.shape[0] + _GAP
-    low, high = ends(panel.limit)
+    for label in panel.labels:
+        _write(figure, total, (left + label.left, top - _GAP - picture.shape[0] + label.top), label.text, 9, "#444444")
+    low, high = ends(panel.limit, panel.place)
     # As wide as the picture, unless that is too narrow for what stands below.
     across = max(picture.shape[1], round(_SMALL_LETTER * (len(low) + len(high) + 2)))
     ramp = colormaps[COLOURS](np.linspace(0, 1, across))[None, :, :3].repeat(_BAR - 3, 0)
@@ -169,14 +173,14 @@ def _legend_height(panel: Panel) -> int:
     return _GAP + _BAR + _SMALL * lines + 9
 
 
-def ends(limit: float) -> tuple[str, str]:
+def ends(limit: float, place: str = "pixel") -> tuple[str, str]:
     """What the ends of a scale of colours mean.
 
     Example:
         >>> ends(0.00213)
         ('against it, −0.0021', '0.0021 per pixel, for it')
     """
-    return f"against it, −{limit:.2g}", f"{limit:.2g} per pixel, for it"
+    return f"against it, −{limit:.2g}", f"{limit:.2g} per {place}, for it"
 
 
 def _place(

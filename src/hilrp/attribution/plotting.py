@@ -90,7 +90,7 @@ def draw(
         for axis in row[:-1]:
             axis.set_axis_off()
             axis.set(xticks=[], yticks=[])  # not shown, but placed and measured all the same
-        _ledger(row[-1], explanation, i)
+        draw_ledger(row[-1], explanation, i)
     return drawing
 
 
@@ -184,7 +184,7 @@ def shares(explanation: Explanation, i: int) -> list[tuple[str, float]]:
     return [*before, *arrived, *large, *(end for end in ends if abs(end[1]) >= visible)]
 
 
-def _ledger(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
+def draw_ledger(axis, explanation: Explanation, i: int) -> None:  # type: ignore[no-untyped-def]
     """A waterfall: score = pixels + what constants kept; or, from the reference's score, + the pixels."""
     ledger = explanation.ledger
     parts = shares(explanation, i)

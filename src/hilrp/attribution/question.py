@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hilrp.attribution.forward_backward import as_written, call_model
+from hilrp.attribution.kinds import Kind, main_input, places
 from hilrp.engine import messages
 from hilrp.targets import Target, score_of
 from hilrp.util.errors import HilrpError, InputError, ModelError
@@ -25,12 +26,24 @@ class Question:
         x: Its input.
         target: What is explained.
         batch: How many samples there are.
+        kind: What kind of thing the input is, where that was said.
     """
 
     model: nn.Module
     x: Any
     target: Target
     batch: int
+    kind: Kind | None = None
+
+    @property
+    def main(self) -> tuple[Tensor, Kind] | None:
+        """The input that the map is of, and its kind."""
+        return main_input(self.x, self.kind, self.model)
+
+    def places(self, t: Tensor) -> tuple[int, ...]:
+        """The axes along which one of the inputs has places."""
+        main = self.main
+        return main[1].axes(tuple(t.shape)) if main is not None and t is main[0] else places(t)
 
     def images(self, change: Callable[[Tensor], Tensor]) -> Any:
         """The input with its images changed; whatever else the model is given stays."""
@@ -70,16 +83,6 @@ class Question:
 def is_image(t: Tensor) -> bool:
     """Whether a tensor holds images, ``[B,C,H,W]``."""
     return t.ndim == 4 and t.is_floating_point()
-
-
-def places(t: Tensor) -> tuple[int, ...]:
-    """The axes along which an input has places; the other one, beside that of the samples, holds channels."""
-    if t.ndim == 4:
-        return 2, 3
-    if t.ndim == 5:
-        # Videos are frames of channels, or channels of frames.
-        return (1, 3, 4) if t.shape[2] in (1, 3) and t.shape[1] not in (1, 3) else (2, 3, 4)
-    return ()
 
 
 def normalisation(

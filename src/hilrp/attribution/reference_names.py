@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from hilrp.attribution.kinds import Kind
 from hilrp.attribution.neutral import Neutral
-from hilrp.attribution.question import Question, places
+from hilrp.attribution.question import Question
 from hilrp.attribution.references import Average, Blurred, ByForm, Colour, Constant, Given, Mean, find
 
 #: Plain greys that have names.
@@ -27,7 +28,7 @@ def name_of(reference: Any, question: Question) -> str:
     """
     match find(reference):
         case ByForm() as by_form:
-            names = dict.fromkeys(_by_form(t) for t in by_form.varied(question))
+            names = dict.fromkeys(_by_form(t, question) for t in by_form.varied(question))
             return " and ".join(names) or "the same input"
         case Mean():
             return _MEAN_COLOUR
@@ -50,8 +51,13 @@ def name_of(reference: Any, question: Question) -> str:
     return "the reference given"
 
 
-def _by_form(t: Tensor) -> str:
+def _by_form(t: Tensor, question: Question) -> str:
     """What an input is relative to, if nobody says."""
-    if not places(t):
+    axes, main = question.places(t), question.main
+    if len(axes) < 2:
         return "zero"
-    return _MEAN_COLOUR if t.ndim == 4 and t.shape[1] in (1, 3, 4) else "each channel's mean"
+    kind = main[1] if main is not None and t is main[0] else Kind.of(t)
+    if kind is Kind.PICTURE and t.shape[1] in (1, 3, 4):
+        return _MEAN_COLOUR
+    channels = [t.shape[axis] for axis in range(1, t.ndim) if axis not in axes]
+    return "each channel's mean" if kind is None or channels not in ([], [1]) else f"{kind.thing}'s mean"

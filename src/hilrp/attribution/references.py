@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from hilrp.attribution.checks import check_storage
 from hilrp.attribution.forward_backward import input_names
 from hilrp.attribution.neutral import Neutral
-from hilrp.attribution.question import Question, is_image, normalisation, places
+from hilrp.attribution.question import Question, is_image, normalisation
 from hilrp.util.errors import HilrpError, InputError
 from hilrp.util.nested import map_tensors, tensors
 
@@ -159,8 +159,8 @@ class Mean:
 class ByForm:
     """What fits the form of each input.
 
-    Each sample's own mean per channel for pictures, spectrograms, volumes and videos (four or five axes), and zero for
-    embeddings and tables (up to three). Words stay as they are.
+    Each sample's own mean per channel for pictures, spectrograms, volumes and videos, and zero for embeddings, tables
+    and sounds as waves. Words stay as they are.
     """
 
     def __call__(self, question: Question) -> list[Any]:
@@ -170,8 +170,8 @@ class ByForm:
         def fill(t: Tensor) -> Tensor:
             if id(t) not in own:
                 return t
-            axes = places(t)
-            return t.detach().mean(axes, keepdim=True).expand_as(t) if axes else torch.zeros_like(t)
+            axes = question.places(t)
+            return t.detach().mean(axes, keepdim=True).expand_as(t) if len(axes) > 1 else torch.zeros_like(t)
 
         return [map_tensors(fill, question.x)]
 
@@ -183,7 +183,7 @@ class ByForm:
 
     def notes(self, question: Question) -> list[str]:
         """What should be said of it."""
-        shapes = ", ".join(_shape_of_samples(t) for t in self.varied(question) if not places(t))
+        shapes = ", ".join(_shape_of_samples(t) for t in self.varied(question) if not question.places(t))
         if not shapes:
             return []
         return [f"relative to zero, since an input of shape {shapes} is no picture. Give reference= for something else"]

@@ -12,6 +12,8 @@ from hilrp.attribution.verdicts import Verdict
 if TYPE_CHECKING:
     from hilrp.attribution.explanation import Explanation
 
+#: How what is marked is called begins.
+_MARKED = "the marked"
 #: What is less than this part of the whole isn't worth a word.
 _VISIBLE = 0.005
 
@@ -129,7 +131,7 @@ def _unsure(explanation: Explanation, held: RegionSum, where: str) -> str:
 
     if held.stderr is not None or explanation.passes == 1:
         return ""
-    pairs = 2 * PAIRS if where == MARKED else PAIRS
+    pairs = 2 * PAIRS if where.startswith(_MARKED) else PAIRS
     least = Chains.fewest(pairs)
     return (
         f" (\u00b1 from {least} passes on)"

@@ -14,7 +14,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from hilrp.attribution.marking import DRAWN_AROUND, MARKED, Marked
+from hilrp.attribution import charts
+from hilrp.attribution.kinds import Kind
+from hilrp.attribution.marking import DRAWN_AROUND, Marked, marked_part
+from hilrp.attribution.montages import montage
 from hilrp.attribution.panels import Panel, Words, classes_of, likelihood_of, names_of, panel
 from hilrp.attribution.pictures import ends, figure_of, places
 from hilrp.attribution.plotting import displayable, draw
@@ -43,6 +46,7 @@ class Shown:
         pictures: What the model saw.
         marks: Whether what is marked is drawn around where no outlines are given.
         height: How many pixels high a picture is at least.
+        features: The names of a table's features, or of tokens.
     """
 
     explanation: Explanation
@@ -53,8 +57,11 @@ class Shown:
     pictures: Tensor | None = None
     marks: bool = True
     height: int = 512
+    features: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.photos is not None and self.kind is not Kind.PICTURE:
+            raise InputError(f"photos: what was explained is no picture (kind={str(self.kind)!r}). Leave them out.")
         if self.photos is not None and (self.loaded is None or isinstance(self.loaded, Sequence)):
             raise InputError("photo: which part of it the model saw is known of a loaded model. Give loaded=, too.")
         if isinstance(self.photos, Sequence) and len(self.photos) != len(self.explanation):
@@ -66,6 +73,17 @@ class Shown:
     def names(self) -> list[str] | None:
         """The names of the classes."""
         return names_of(self.loaded)
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What kind of thing is shown."""
+        return self.explanation.main_of(self.explanation.relevance)[1]
+
+    @cached_property
+    def is_chart(self) -> bool:
+        """Whether it is drawn as bars or a curve, and not as a picture."""
+        relevance, kind = self.explanation.main_of(self.explanation.relevance)
+        return charts.is_chart(kind, kind.axes(tuple(relevance.shape)))
 
     @cached_property
     def _marked(self) -> Marked:
@@ -98,7 +116,8 @@ class Shown:
 
     def words(self, sample: int) -> Words:
         """What is said of a sample."""
-        found, (name, against), held, where = self.explanation, self._subject(sample), None, MARKED
+        found, (name, against), held = self.explanation, self._subject(sample), None
+        where = marked_part(self.kind)
         if self.outlines is not None:
             shape = found.map.shape
             masks = torch.stack([torch.as_tensor(self.outlines[i]).float() for i in range(len(found))]).reshape(shape)
@@ -110,6 +129,10 @@ class Shown:
 
     def panel(self, sample: int) -> Panel:
         """What is drawn of a sample."""
+        if self.is_chart:
+            raise InputError(f"What was explained is no picture (kind={str(self.kind)!r}): plot() draws a chart of it.")
+        if self.kind is not Kind.PICTURE:
+            return montage(self.explanation, sample, self._outline(sample), self.height)
         if self.photos is None:
             return panel(self.explanation, sample, self._seen[sample], self._outline(sample), None, self.height)
         photo = self.loaded.photo(self.photos[sample])
@@ -125,6 +148,10 @@ class Shown:
     def figure(self, samples: Sequence[int] | None, drawing: Figure | None = None) -> Figure:
         """Each sample large, with its words."""
         chosen, note = self._chosen(samples, MOST)
+        if self.is_chart:
+            said = [self.words(i) for i in chosen]
+            regions = [self._outline(i) for i in chosen]
+            return charts.figure_of(self.explanation, chosen, said, self.features, regions, note, drawing)
         return figure_of([self.panel(i) for i in chosen], [self.words(i) for i in chosen], note, drawing)
 
     @cached_property
@@ -136,7 +163,7 @@ class Shown:
         found = []
         for i, place in enumerate(places(self._whole)):
             words, panel = self.words(i), self.panel(i)
-            low, high = ends(panel.limit)
+            low, high = ends(panel.limit, panel.place)
             about = {"title": words.title, "likelihood": words.likelihood, "pale": bool(panel.unseen.any())}
             found.append({"place": place, "low": low, "high": high} | about)
         return found
@@ -145,6 +172,8 @@ class Shown:
         """Input, signed map, stage maps and the ledger, a row for each sample."""
         chosen, note = self._chosen(samples, _MOST_DETAILS)
         titles = [self.title(i) or "the score" for i in range(len(self.explanation))]
+        if self.kind is not Kind.PICTURE:
+            return charts.details(self.explanation, Figure(), chosen, titles, self.features, note)
         outlines = None if self.outlines is None else [np.asarray(torch.as_tensor(o).cpu()) for o in self.outlines]
         return draw(self.explanation, Figure(), chosen, self._seen, titles, outlines, all_stages, note)
 

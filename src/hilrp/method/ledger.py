@@ -209,7 +209,7 @@ class Ledger:
             ``"module: operation (kind)"``.
         leaks: Itemised books only: by operation, relevance in minus out minus what its constants explain.
         itemised: Whether the books are itemised.
-        inputs: What arrived at each of several inputs (``"pixels"``, ``"words"``), by name; ``pixels`` is their sum.
+        inputs: What arrived at each input, by name (``"pixels"``, ``"words"``, ``"features"``): ``pixels`` is the sum.
         relative_to: What the reference is called, where there is one.
         floor: What residual and leak are relative to at least, ``[B]``: a score that is near zero because large parts
             of it cancel is rounded as these are.
@@ -345,8 +345,8 @@ class Ledger:
 
     @property
     def arrived(self) -> dict[str, Tensor]:
-        """What arrived at the input, by name: at the pixels, or at each of several inputs."""
-        return self.inputs if len(self.inputs) > 1 else {"pixels": self.pixels}
+        """What arrived at the input, by name: at the pixels (voxels, features), or at each of several inputs."""
+        return self.inputs or {"pixels": self.pixels}
 
     def table(self, sample: int = 0, rows: int = 12) -> str:
         """The books of one sample as text, largest entries first.

@@ -1,0 +1,207 @@
+"""What kind of thing an input is: a picture, a volume, a video, a sound, a table; and what a map of it looks like."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor, nn
+
+from hilrp.util.errors import InputError
+from hilrp.util.nested import tensors
+
+#: Pictures have at most so many channels; what has more are bands, each of its own.
+_COLOURS = 4
+#: Where models that watch films are defined, and models of scans.
+_FILMS, _SCANS = ("torchvision.models.video", "pytorchvideo"), ("monai",)
+#: What the inputs of models of transformers are called that listen.
+_HEARD = ("input_values", "input_features")
+
+
+class Kind(StrEnum):
+    """A kind of input, and of its map. See `Kind.of` for how it is told."""
+
+    PICTURE = "picture"
+    BANDS = "bands"
+    VOLUME = "volume"
+    VIDEO = "video"
+    SOUND = "sound"
+    TABLE = "table"
+    TOKENS = "tokens"
+
+    @property
+    def place(self) -> str:
+        """What one value of the map belongs to."""
+        return _PLACES[self]
+
+    @property
+    def places(self) -> str:
+        """The same, of several."""
+        return f"{_PLACES[self]}s"
+
+    @property
+    def thing(self) -> str:
+        """What a sample is called: "the picture"."""
+        return _THINGS[self]
+
+    @staticmethod
+    def named(kind: Any) -> Kind | None:
+        """A kind by its name; ``None`` where it is to be found."""
+        if kind is None:
+            return None
+        try:
+            return Kind(kind)
+        except ValueError:
+            raise InputError(f"kind={kind!r}: use one of {', '.join(map(repr, map(str, Kind)))}.") from None
+
+    @staticmethod
+    def of(t: Tensor, model: nn.Module | None = None) -> Kind | None:
+        """What an input is taken for, by its axes and by its model; ``None`` where it has no map.
+
+        | axes | taken for |
+        |---|---|
+        | ``[B,C,H,W]`` | a picture; with more than four channels, bands |
+        | ``[B,T,C,H,W]``, ``[B,3,T,H,W]``, or a model of films | a video |
+        | ``[B,C,D,H,W]`` otherwise, or a model of scans | a volume |
+        | ``[B,L,E]`` | tokens |
+        | ``[B,F]`` | a table |
+        | up to four axes, and a model that listens | a sound |
+
+        Example:
+            >>> import torch
+            >>> [str(Kind.of(torch.zeros(2, *shape))) for shape in [(3, 8, 8), (1, 9, 8, 8), (5, 3, 8, 8), (7,)]]
+            ['picture', 'volume', 'video', 'table']
+        """
+        if not t.is_floating_point() or t.ndim < 2 or t.ndim > 5:
+            return None
+        if t.ndim < 5 and _listens(model):
+            return Kind.SOUND
+        if t.ndim == 4:
+            return Kind.PICTURE if t.shape[1] <= _COLOURS else Kind.BANDS
+        if t.ndim == 5:
+            if _frames_first(t.shape) or (not _is_of(model, _SCANS) and (_is_of(model, _FILMS) or t.shape[1] == 3)):
+                return Kind.VIDEO
+            return Kind.VOLUME
+        return Kind.TOKENS if t.ndim == 3 else Kind.TABLE
+
+    def summed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of an input that its map sums over: those of channels, bands, or the numbers of a token."""
+        ndim, axes = len(shape), ()  # type: int, tuple[int, ...]
+        if self in (Kind.PICTURE, Kind.BANDS) and ndim == 4:
+            axes = (1,)
+        elif self is Kind.TOKENS and ndim == 3:
+            axes = (2,)
+        elif self in (Kind.VOLUME, Kind.VIDEO) and ndim == 5:
+            axes = (2,) if self is Kind.VIDEO and _frames_first(shape) else (1,)
+        elif self is Kind.SOUND and (ndim == 4 or (ndim == 3 and shape[1] == 1)):
+            axes = (1,)
+        elif ndim not in _WITHOUT_CHANNELS[self]:
+            raise InputError(
+                f"kind={str(self)!r}: an input of shape [{','.join(['B', *map(str, shape[1:])])}] is none. "
+                f"{_FORMS[self]}"
+            )
+        return axes
+
+    def axes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes along which an input has places that lie beside each other; a table and tokens have none.
+
+        Example:
+            >>> Kind.VIDEO.axes((2, 16, 3, 8, 8)), Kind.SOUND.axes((2, 80, 300)), Kind.TABLE.axes((2, 7))
+            ((1, 3, 4), (1, 2), ())
+        """
+        if self in (Kind.TABLE, Kind.TOKENS):
+            return ()
+        summed = self.summed(shape)
+        return tuple(axis for axis in range(1, len(shape)) if axis not in summed)
+
+    def map_of(self, relevance: Tensor) -> Tensor:
+        """The relevance of each place: summed over what places have in common, with the input's own axes."""
+        axes = self.summed(tuple(relevance.shape))
+        return relevance.sum(axes) if axes else relevance
+
+
+_PLACES = {
+    Kind.PICTURE: "pixel", Kind.BANDS: "pixel", Kind.VOLUME: "voxel", Kind.VIDEO: "pixel", Kind.SOUND: "value",
+    Kind.TABLE: "feature", Kind.TOKENS: "token",
+}  # fmt: skip
+_THINGS = {
+    Kind.PICTURE: "the picture", Kind.BANDS: "the picture", Kind.VOLUME: "the volume", Kind.VIDEO: "the video",
+    Kind.SOUND: "the sound", Kind.TABLE: "the row", Kind.TOKENS: "the tokens",
+}  # fmt: skip
+#: With so many axes an input of a kind has no channels.
+_WITHOUT_CHANNELS = {
+    Kind.PICTURE: (), Kind.BANDS: (), Kind.VOLUME: (4,), Kind.VIDEO: (4,), Kind.SOUND: (2, 3), Kind.TABLE: (2,),
+    Kind.TOKENS: (2,),
+}  # fmt: skip
+_FORMS = {
+    Kind.PICTURE: "Pictures are [B,C,H,W].",
+    Kind.BANDS: "Bands are [B,C,H,W].",
+    Kind.VOLUME: "Volumes are [B,C,D,H,W] or [B,D,H,W].",
+    Kind.VIDEO: "Videos are [B,C,T,H,W], [B,T,C,H,W] or [B,T,H,W].",
+    Kind.SOUND: "Sounds are [B,T], [B,1,T], [B,F,T] or [B,1,F,T].",
+    Kind.TABLE: "Tables are [B,F].",
+    Kind.TOKENS: "Tokens are [B,L,E] or [B,L].",
+}
+
+
+def places(t: Tensor) -> tuple[int, ...]:
+    """The axes along which an input has places, by its number of axes; others hold samples and channels."""
+    kind = Kind.of(t) if t.ndim in (4, 5) else None
+    return () if kind is None else kind.axes(tuple(t.shape))
+
+
+def main_input(tree: Any, kind: Kind | None, model: nn.Module | None = None) -> tuple[Tensor, Kind] | None:
+    """The input that a map is of, and its kind: the picture among several inputs, else the first that has a map.
+
+    Args:
+        tree: Something of the form of the input.
+        kind: Its kind, where that is known.
+        model: The model that it is given to.
+    """
+    candidates = [(t, Kind.of(t, model)) for t in tensors(tree)]
+    if kind is not None:
+        for t, found in candidates:
+            if found is not None and _fits(kind, t):
+                return t, kind
+        return None
+    chosen = [(t, found) for t, found in candidates if found is not None]
+    return next((each for each in chosen if each[0].ndim == 4), chosen[0] if chosen else None)
+
+
+def check_kind(tree: Any, kind: Kind | None) -> None:
+    """Raises if no input is of a kind that was given."""
+    if kind is None or main_input(tree, kind) is not None:
+        return
+    first = next((t for t in tensors(tree) if t.is_floating_point()), None)
+    if first is None:
+        raise InputError(f"kind={str(kind)!r}: the input holds no numbers with a fraction.")
+    kind.summed(tuple(first.shape))
+
+
+def _frames_first(shape: tuple[int, ...]) -> bool:
+    """Whether an input of five axes holds frames of channels, and not channels of frames."""
+    return shape[2] in (1, 3) and shape[1] not in (1, 3)
+
+
+def _fits(kind: Kind, t: Tensor) -> bool:
+    try:
+        kind.summed(tuple(t.shape))
+    except InputError:
+        return False
+    return True
+
+
+def _is_of(model: nn.Module | None, packages: tuple[str, ...]) -> bool:
+    """Whether a model's class, or one of its children's, is defined in one of some packages."""
+    if model is None:
+        return False
+    return any(type(m).__module__.startswith(packages) for m in (model, *model.children()))
+
+
+def _listens(model: nn.Module | None) -> bool:
+    if model is None:
+        return False
+    return any(
+        getattr(m, "main_input_name", None) in _HEARD or type(m).__module__.startswith("torchaudio")
+        for m in (model, *model.children())
+    )

@@ -1,0 +1,238 @@
+"""Inputs that are no flat pictures: their maps, regions, chains, references, sentences and figures."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hilrp
+from hilrp import Chains, InputError, Kind
+from hilrp.attribution.montages import montage
+
+#: A kind, an input of that kind, the shape of a sample's map, and what its places and its reference are called.
+FORMS = [
+    (None, (3, 6, 5), (6, 5), "picture", "pixels", "the picture's mean colour"),
+    (None, (7, 6, 5), (6, 5), "bands", "pixels", "each channel's mean"),
+    (None, (1, 4, 6, 5), (4, 6, 5), "volume", "voxels", "the volume's mean"),
+    (None, (2, 4, 6, 5), (4, 6, 5), "volume", "voxels", "each channel's mean"),
+    ("volume", (4, 6, 5), (4, 6, 5), "volume", "voxels", "the volume's mean"),
+    ("volume", (3, 4, 6, 5), (4, 6, 5), "volume", "voxels", "each channel's mean"),
+    (None, (3, 4, 6, 5), (4, 6, 5), "video", "pixels", "each channel's mean"),
+    (None, (4, 3, 6, 5), (4, 6, 5), "video", "pixels", "each channel's mean"),
+    ("video", (4, 6, 5), (4, 6, 5), "video", "pixels", "the video's mean"),
+    ("sound", (6, 9), (6, 9), "sound", "values", "the sound's mean"),
+    ("sound", (1, 6, 9), (6, 9), "sound", "values", "the sound's mean"),
+    ("sound", (1, 20), (20,), "sound", "values", "zero"),
+    ("sound", (20,), (20,), "sound", "values", "zero"),
+    (None, (9,), (9,), "table", "features", "zero"),
+    (None, (6, 4), (6,), "tokens", "tokens", "zero"),
+    ("tokens", (6,), (6,), "tokens", "tokens", "zero"),
+]
+
+
+class Curved(nn.Module):
+    """Two classes of what is given, whatever its form."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        torch.manual_seed(0)
+        count = int(np.prod(shape))
+        self.first, self.second = nn.Linear(count, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x.flatten(1))))
+
+
+def explained(shape, kind=None, batch=2, **options):
+    x = torch.randn(batch, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return hilrp.explain(Curved(*shape).double().eval(), x, 0, kind=kind, **options)
+
+
+@pytest.mark.parametrize(("kind", "shape", "own", "name", "places", "reference"), FORMS)
+def test_map_of_each_kind(kind, shape, own, name, places, reference):
+    """It has the input's own axes, sums to the difference, and is called what it is."""
+    found = explained(shape, kind)
+    assert found.kind == name
+    assert found.relative_to == reference
+    assert found.map.shape == (2, *own)
+    torch.testing.assert_close(found.map.flatten(1).sum(1), found.ledger.explained, rtol=1e-12, atol=1e-14)
+    assert list(found.ledger.arrived) == [places]
+    assert places in found.ledger.table()
+    assert [str(verdict) for verdict in found.verdicts] == ["valid", "valid"]
+    mask = torch.zeros(own)
+    mask.view(-1)[:3] = 1
+    held = found.region(mask)
+    torch.testing.assert_close(held.relevance, found.map.flatten(1)[:, :3].sum(1), rtol=1e-12, atol=1e-14)
+    assert found[1].kind == name
+    marked = "the marked region" if name not in ("table", "tokens") else f"the marked {places}"
+    assert f"comes from {marked}; nothing is missing." in found.sentence(0)
+
+
+@pytest.mark.parametrize(("kind", "shape", "own", "name", "places", "reference"), FORMS)
+def test_chains_of_each_kind(kind, shape, own, name, places, reference):
+    """The map is the mean over pairs of chains, and still sums to the difference."""
+    found = explained(shape, kind, passes=16)
+    assert found.stderr.shape == found.map.shape
+    torch.testing.assert_close(found.pair_maps.mean(1), found.map, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.map.flatten(1).sum(1), found.ledger.explained, rtol=1e-12, atol=1e-14)
+    assert bool((found.stderr > 0).any())
+    assert " ± " in found.sentence(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "summed"),
+    [("volume", (2, 3, 4, 5), 1), ("video", (4, 3, 5, 6), 2), ("sound", (5, 9), ()), ("tokens", (6, 4), 2)],
+)
+def test_map_of_a_linear_model_is_the_formula(kind, shape, summed):
+    """Weight times difference to the mean (or to zero), summed over channels."""
+    x = torch.randn(1, *shape, dtype=torch.float64)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 1)).double().eval()
+    axes = {"volume": (2, 3, 4), "video": (1, 3, 4), "sound": (1, 2)}.get(kind)
+    mean = x.mean(axes, keepdim=True) if axes else torch.zeros(())
+    wanted = model[1].weight.detach().view(1, *shape) * (x - mean)
+    found = hilrp.explain(model, x, 0, rules="epsilon", reference=mean.expand_as(x), kind=kind)
+    torch.testing.assert_close(found.map, wanted.sum(summed) if summed else wanted, rtol=1e-9, atol=1e-12)
+    again = hilrp.explain(model, x, 0, kind=kind)
+    torch.testing.assert_close(again.map.sum(), wanted.sum(), rtol=1e-9, atol=1e-12)
+
+
+def test_cells_of_a_volume():
+    """With as many steps as cells each cell joins alone: in a model of its cells' sums they get what they add."""
+    cells = torch.arange(8).reshape(2, 2, 2).repeat_interleave(2, 0).repeat_interleave(2, 1).repeat_interleave(2, 2)
+    x = torch.rand(1, 1, 4, 4, 4, dtype=torch.float64)
+    weight = torch.linspace(-1, 1, 8, dtype=torch.float64)
+
+    class Cells(nn.Module):
+        def forward(self, x):
+            sums = torch.stack([(x[:, 0] * (cells == i)).sum((1, 2, 3)) for i in range(8)], 1)
+            return (sums.square() * weight).sum(1, keepdim=True)
+
+    found = hilrp.explain(Cells().eval(), x, 0, reference=0.0, passes=Chains(steps=8, draws=2, cells=cells))
+    sums = torch.stack([x[0, 0][cells == i].sum() for i in range(8)])
+    own = torch.stack([found.map[0][cells == i].sum() for i in range(8)])
+    torch.testing.assert_close(own, sums.square() * weight, rtol=1e-9, atol=1e-12)
+    with pytest.raises(InputError, match=r"shape \(4, 4\), the input \(1, 1, 4, 4, 4\): give \(4, 4, 4\)"):
+        hilrp.explain(Cells().eval(), x, 0, reference=0.0, passes=Chains(steps=2, draws=2, cells=cells[0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "pictures", "texts"),
+    [
+        (None, (7, 9, 8), 1, ["band 1 of 7", "0.", "pixel"]),
+        (None, (1, 6, 9, 8), 1, ["axis 1, slice", "axis 2, slice", "axis 3, slice", "strongest along axis 1", "voxel"]),
+        (None, (3, 12, 9, 8), 1, ["frame 1 of 12", "frame 12 of 12", "pixel"]),
+        ("sound", (30, 9), 1, ["time from left to right", "value"]),
+        ("sound", (60,), 0, ["relevance by time"]),
+        (None, (25,), 0, ["feature ", "5 others"]),
+        (None, (6, 4), 0, ["token 5"]),
+    ],
+)
+def test_figures_of_each_kind(kind, shape, pictures, texts, tmp_path):
+    found = explained(shape, kind, batch=1)
+    figure = found.plot()
+    figure.canvas.draw()
+    said = [text.get_text() for text in figure.findobj(match=lambda each: hasattr(each, "get_text"))]
+    for text in texts:
+        assert any(text in each for each in said), (text, said)
+    drawn = [axis for axis in figure.axes if axis.get_gid() == "picture"]
+    assert len(drawn) == pictures
+    files = found.save(tmp_path / "it")
+    assert {file.name for file in files} == {"it.npz", "it.png", "it.details.png", "it.json"}
+    assert np.load(tmp_path / "it.npz")["map"].shape == tuple(found.map.shape)
+    assert json.loads((tmp_path / "it.json").read_text())["inputs"].keys() == found.ledger.arrived.keys()
+    if pictures:
+        assert found.overlay(array=True).shape[2] == 3
+    else:
+        with pytest.raises(InputError, match=r"is no picture \(kind='\w+'\): plot\(\) draws a chart of it"):
+            found.overlay()
+
+
+def test_strongest_voxel_is_where_slices_meet():
+    """A model that looks at one voxel: its three slices, and the place of the strongest red in the first."""
+
+    class One(nn.Module):
+        def forward(self, x):
+            return x[:, :, 4, 7, 2]
+
+    x = torch.zeros(1, 1, 6, 16, 12)
+    x[0, 0, 4, 7, 2] = 5
+    found = hilrp.explain(One().eval(), x, 0, reference=0.0)
+    said = [text.get_text() for text in found.plot().texts]
+    assert {"axis 1, slice 5 of 6", "axis 2, slice 8 of 16", "axis 3, slice 3 of 12"} <= set(said)
+    panel = montage(found, 0, None, 512)
+    first = panel.relevance[~panel.blank.all(1)][:, ~panel.blank.all(0)]
+    high, wide = (~panel.blank)[: panel.blank.shape[0] // 2].any(1).sum(), (~panel.blank)[25].nonzero()[0]
+    wide = int(np.flatnonzero(np.diff(wide, append=-1) != 1)[0]) + 1
+    row, column = np.unravel_index(first[:high, :wide].argmax(), (high, wide))
+    assert (row / high * 16, column / wide * 12) == pytest.approx((7.5, 2.5), abs=0.6)
+
+
+def test_bars_are_the_largest_features_by_name():
+    model = nn.Linear(30, 1).eval()
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(30.0) - 5)
+    found = hilrp.explain(model, torch.ones(1, 30), 0)
+    axis = found.plot(features=[f"name {i}" for i in range(30)]).axes[0]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names[:3] == ["name 29", "name 28", "name 27"]
+    assert names[-1] == "10 others"
+    lengths = [bar.get_width() for bar in axis.patches]
+    assert lengths[0] == pytest.approx(24)
+    assert sum(lengths) == pytest.approx(float(found.ledger.explained), rel=1e-5)
+    bold = {label.get_text() for label in axis.get_yticklabels() if label.get_fontweight() == "bold"}
+    assert bold == {f"name {int(i)}" for i in found.marked().mask[0].nonzero()}
+    with pytest.raises(InputError, match="name of each of 30 features, not of 2"):
+        found.plot(features=["a", "b"])
+
+
+def test_kind_by_shape_and_model():
+    pytest.importorskip("transformers")
+    from torchvision.models.video import mc3_18
+    from transformers import ASTConfig, ASTModel
+
+    listens = ASTModel(
+        ASTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, max_length=32)
+    )
+    assert Kind.of(torch.zeros(1, 32, 16), listens) is Kind.SOUND
+    assert Kind.of(torch.zeros(1, 32, 16)) is Kind.TOKENS
+    assert Kind.of(torch.zeros(1, 1, 8, 9, 9), mc3_18()) is Kind.VIDEO
+    assert Kind.of(torch.zeros(1, 1, 8, 9, 9)) is Kind.VOLUME
+    assert Kind.of(torch.zeros(2)) is None
+    assert Kind.of(torch.zeros(2, 3, dtype=torch.long)) is None
+
+
+def test_of_several_inputs_the_picture_has_the_map():
+    class Both(nn.Module):
+        def forward(self, row, picture):
+            return row.sum(1, keepdim=True) + picture.square().flatten(1).sum(1, keepdim=True)
+
+    found = hilrp.explain(Both().eval(), (torch.rand(2, 4), torch.rand(2, 3, 5, 5)), 0)
+    assert found.map.shape == (2, 5, 5)
+    assert list(found.ledger.arrived) == ["input 0", "pixels"]
+    rows = hilrp.explain(Both().eval(), (torch.rand(2, 4), torch.rand(2, 3, 5, 5)), 0, kind="table")
+    assert rows.map.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "message"),
+    [
+        ("film", (3, 4, 4), r"kind='film': use one of 'picture', 'bands', 'volume'"),
+        ("volume", (9,), r"kind='volume': an input of shape \[B,9\] is none. Volumes are \[B,C,D,H,W\] or \[B,D,H,W\]"),
+        ("table", (3, 4, 4), r"kind='table': an input of shape \[B,3,4,4\] is none. Tables are \[B,F\]"),
+    ],
+)
+def test_kinds_that_are_refused(kind, shape, message):
+    with pytest.raises(InputError, match=message):
+        explained(shape, kind)
+
+
+def test_what_is_no_picture_has_no_photograph():
+    found = explained((9,))
+    with pytest.raises(InputError, match=r"no picture \(kind='table'\). Leave them out"):
+        found.plot(photos=["a.jpg", "b.jpg"])
+    alone = hilrp.explain(nn.Linear(1, 1).eval(), torch.rand(2, 1), 0)
+    assert alone.map.shape == (2, 1)
