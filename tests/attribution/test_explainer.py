@@ -235,10 +235,15 @@ class TestExplanation:
         assert "pixels" in text
         assert "not accounted for" in text
 
-    def test_no_image_no_map(self):
-        found = hilrp.explain(nn.Linear(4, 2).eval(), torch.randn(2, 4))
-        with pytest.raises(hilrp.InputError, match="no image"):
+    def test_one_number_a_sample_no_map(self, tmp_path):
+        class Curved(nn.Module):
+            def forward(self, x):
+                return torch.stack([x, x.square()], 1)
+
+        found = hilrp.explain(Curved().eval(), torch.randn(2))
+        with pytest.raises(hilrp.InputError, match=r"No input has a map \(the shapes are \(2,\)\); use .relevance"):
             _ = found.map
+        assert [f.name for f in found.save(tmp_path / "it")] == ["it.npz", "it.json"]
 
 
 def test_attribute_follows_captums_contract(swin, x):

@@ -97,12 +97,12 @@ class TestForms:
         assert float(found.ledger.residual.max()) < 1e-4
 
     def test_video(self, tmp_path):
-        """No image, no picture; but arrays and figures."""
+        """Frames and a curve, arrays and figures."""
         model = nn.Sequential(
             nn.Conv3d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2)
         ).eval()
         files = hilrp.explain(model, torch.randn(2, 3, 4, 8, 8), 1).save(tmp_path / "video")
-        assert [f.name for f in files] == ["video.npz", "video.json"]
+        assert [f.name for f in files] == ["video.npz", "video.png", "video.details.png", "video.json"]
 
     @pytest.mark.parametrize("layer", [nn.Dropout(0.1, inplace=True), nn.Dropout2d(0.1, inplace=True), nn.Identity()])
     def test_layers_that_return_their_input(self, layer):
