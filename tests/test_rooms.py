@@ -73,7 +73,7 @@ def lines_of(*files: Path) -> int:
 
 def test_the_core_and_the_secant_forms_do_not_grow() -> None:
     """Both are to be read in one sitting; who adds to them takes something out."""
-    assert lines_of(*(PACKAGE / name for name in CORE)) <= 2140
+    assert lines_of(*(PACKAGE / name for name in CORE)) <= 2080
     assert lines_of(*(PACKAGE / "method" / "secant").glob("*.py")) <= 1090
 
 

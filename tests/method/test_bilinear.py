@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import hilrp
 from helpers.nets import Apply
 from helpers.nets import explain_sum as explain
+from hilrp import Rules
 
 F64 = torch.float64
 
@@ -241,3 +243,38 @@ def test_lstm_conserves():
     assert float(found.ledger.residual.max()) < 1e-10
     assert float(found.ledger.leak.max()) < 1e-10
     assert float(found.relevance.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("rules", [Rules(linear="epsilon", constants="reference"), "hilrp"], ids=str)
+@pytest.mark.parametrize(("kind", "lengths"), [("LSTM", (3, 4, 1)), ("GRU", (3, 4, 1)), ("LSTM", (4, 4, 4))])
+def test_a_packed_sequence_has_the_map_of_its_steps_alone(kind, lengths, rules):
+    """What ends sooner is packed without its padding; what it is filled up with afterwards is a constant."""
+    network = getattr(nn, kind)(5, 4, num_layers=2, bidirectional=True, batch_first=True).double()
+    head = nn.Linear(8, 3).double()
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network, self.head = network, head
+
+        def forward(self, x, count):
+            out, state = network(pack_padded_sequence(x, count, batch_first=True, enforce_sorted=False))
+            filled, _ = pad_packed_sequence(out, batch_first=True, padding_value=0.7)
+            state = state[0] if isinstance(state, tuple) else state
+            return head(filled.sum(1) + state[-2:].transpose(0, 1).flatten(1))
+
+    x, counts = torch.randn(3, 4, 5, dtype=F64), torch.tensor(lengths)
+    found = hilrp.explain(Packed().eval(), {"x": x, "count": counts}, 1, itemised=True, rules=rules)
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert float(found.ledger.leak.max()) < 1e-10
+    for i, count in enumerate(lengths):
+        steps = x[i : i + 1, :count]
+
+        def alone(x, count=count):
+            out, state = network(x)
+            state = state[0] if isinstance(state, tuple) else state
+            return head(out.sum(1) + 0.7 * (max(lengths) - count) + state[-2:].transpose(0, 1).flatten(1))
+
+        wanted = hilrp.explain(Apply(alone).eval(), steps, 1, rules=rules, audit="off").relevance[0]
+        torch.testing.assert_close(found.relevance["x"][i, :count], wanted, rtol=1e-9, atol=1e-12)
+        assert not found.relevance["x"][i, count:].any()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from hilrp.method.call import Call
 
@@ -128,70 +127,3 @@ def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def _by_channel(x: Tensor, *parameters: Any) -> tuple[Any, ...]:
     """Parameters, so that they broadcast against the channels, which are the second axis."""
     return tuple(None if p is None else p.reshape(-1, *[1] * (x.ndim - 2)) for p in parameters)
-
-
-State = tuple[Tensor, ...]
-Cell = Callable[[Tensor, Tensor, State], State]
-"""From what enters, the recurrent projection and the state, the next state; its first part is the output."""
-
-
-def recurrent(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
-    """A recurrent network of that cell, unrolled: the output sequence, and the last states."""
-
-    def unrolled(
-        x: Tensor, states: Any, weights: list[Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
-        bidirectional: bool, batch_first: bool,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        x = x.transpose(0, 1) if batch_first else x
-        states = (states,) if isinstance(states, Tensor) else states
-        directions, per_cell = 2 if bidirectional else 1, 4 if has_biases else 2
-        last: list[State] = []
-        for layer in range(layers):
-            outputs = []
-            for direction in range(directions):
-                number = layer * directions + direction
-                state, hidden = tuple(each[number] for each in states), []
-                w_in, w_state, *biases = weights[number * per_cell : (number + 1) * per_cell]
-                b_in, b_state = biases or (None, None)
-                entering = torch.nn.functional.linear(x, w_in, b_in)
-                for t in reversed(range(len(x))) if direction else range(len(x)):
-                    state = cell(entering[t], torch.nn.functional.linear(state[0], w_state, b_state), state)
-                    hidden.append(state[0])
-                outputs.append(torch.stack(hidden[::-1] if direction else hidden))
-                last.append(state)
-            x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
-        out = x.transpose(0, 1) if batch_first else x
-        return out, *(torch.stack(parts) for parts in zip(*last, strict=True))
-
-    return unrolled
-
-
-def lstm_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
-    """``c = f c + i tanh(g)``, ``h = o tanh(c)`` with the sigmoids i, f, o as gates."""
-    i, f, g, o = (entering + recurring).chunk(4, -1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * squash(g)
-    return o.sigmoid() * squash(c), c
-
-
-def gru_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
-    """``h = (1 - z) tanh(n + r m) + z h`` with the sigmoids r and z as gates."""
-    (r, z, n), (r_state, z_state, m) = entering.chunk(3, -1), recurring.chunk(3, -1)
-    z = (z + z_state).sigmoid()
-    return ((1 - z) * squash(n + (r + r_state).sigmoid() * m) + z * state[0],)
-
-
-def tanh_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
-    """``h = tanh(W x + V h)``."""
-    return (squash(entering + recurring),)
-
-
-def relu_cell(entering: Tensor, recurring: Tensor, state: State) -> State:
-    """``h = relu(W x + V h)``."""
-    return ((entering + recurring).relu(),)
-
-
-def squash(x: Tensor) -> Tensor:
-    """Tanh as a signal: elsewhere it counts as a gate, but here it is what the gates are applied to."""
-    if has_torch_function_unary(x):
-        return handle_torch_function(squash, (x,), x)
-    return x.tanh()

@@ -99,6 +99,14 @@ def affine(call: Call, kind: str = "constant") -> Any:
     return y
 
 
+def unpacked(call: Call) -> Any:
+    """Packed sequences as rows of one length: what they are filled up with is a constant."""
+    y, lengths = call.run()
+    if y.requires_grad and call.argument(3, "padding_value"):
+        call.book(y, call.at_zero()[0], "constant")
+    return y, lengths
+
+
 def placed(call: Call) -> tuple[Call, Any]:
     """An affine call and its result.
 

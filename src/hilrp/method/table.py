@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hilrp.method import bilinear, composite, normalisation, reindexing
+from hilrp.method import bilinear, composite, normalisation, recurrence, reindexing
 from hilrp.method.call import Call, Level
 from hilrp.method.composite import Surrogate
 from hilrp.method.rules import REFERENCE_IS_DEFAULT
@@ -138,7 +138,8 @@ _ROWS: list[tuple[Row, str]] = [
         "channel_shuffle im2col col2im gather index_select take_along_dim meshgrid"),
     (Row(R, reindexing.native, "affine", indexed), "getitem"),
     (Row(R, reindexing.native, "affine", probed), "masked_select unfold as_strided repeat tile repeat_interleave rot90 "
-        "view_as_real view_as_complex atleast_1d"),
+        "view_as_real view_as_complex atleast_1d _pack_padded_sequence"),
+    (Row(R, reindexing.unpacked, "affine", probed), "_pad_packed_sequence"),
     (Row(R, reindexing.affine, "affine", kept), "cat hstack vstack pad scatter scatter_add index_add index_copy index_fill index_put "
         "masked_scatter slice_scatter select_scatter write set_item"),
     (Row(R, reindexing.affine, "choose", kept), "where masked_fill"),
@@ -154,11 +155,11 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, Surrogate(composite.glu), "", kept), "glu"),
     (Row(N, Surrogate(composite.var_mean), "", traced), "var_mean"),
     (Row(N, Surrogate(composite.std_mean), "", traced), "std_mean"),
-    # The fifth primitive: a recurrence, unrolled into steps that are made of the four ----------------------------
-    (Row(T, Surrogate(composite.recurrent(composite.lstm_cell)), "", kept), "lstm"),
-    (Row(T, Surrogate(composite.recurrent(composite.gru_cell)), "", kept), "gru"),
-    (Row(T, Surrogate(composite.recurrent(composite.tanh_cell)), "", kept), "rnn_tanh"),
-    (Row(T, Surrogate(composite.recurrent(composite.relu_cell)), "", kept), "rnn_relu"),
+    # The fifth primitive: a recurrence, unrolled in recurrence.py into steps that are made of the four ------------
+    (Row(T, Surrogate(recurrence.recurrent(recurrence.lstm_cell)), "", kept), "lstm"),
+    (Row(T, Surrogate(recurrence.recurrent(recurrence.gru_cell)), "", kept), "gru"),
+    (Row(T, Surrogate(recurrence.recurrent(recurrence.tanh_cell)), "", kept), "rnn_tanh"),
+    (Row(T, Surrogate(recurrence.recurrent(recurrence.relu_cell)), "", kept), "rnn_relu"),
 ]  # fmt: skip
 
 TABLE: dict[str, Row] = {name: row for row, names in _ROWS for name in names.split()}

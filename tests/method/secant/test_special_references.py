@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torchvision.ops import deform_conv2d, ps_roi_align, roi_align
 
 import hilrp
 from helpers.nets import Apply, total
 from hilrp.engine import engine
-from hilrp.method import composite
+from hilrp.method import recurrence
 from hilrp.method.rules import Rules
 from hilrp.method.table import TABLE
 
@@ -44,6 +45,19 @@ def recurrent(kind, **options):
         return getattr(nn, kind)(6, 3, batch_first=True, **options).to(x.dtype)(x)[0]
 
     return run
+
+
+def lengths(x):
+    """One of three for each sample."""
+    return torch.tensor([(5, 2, 4)[i % 3] for i in range(len(x))])
+
+
+def packed(x):
+    return pack_padded_sequence(x, lengths(x), batch_first=True, enforce_sorted=False)
+
+
+def filled_up(x):
+    return pad_packed_sequence(packed(x), batch_first=True, padding_value=0.3)[0]
 
 
 def regions(x):
@@ -152,7 +166,7 @@ CASES = {
     "softshrink": F.softshrink,
     "sin": torch.sin,
     "asinh": torch.asinh,
-    "squash": composite.squash,
+    "squash": recurrence.squash,
     "atan": torch.atan,
     "elu": F.elu,
     "relu6": F.relu6,
@@ -332,6 +346,8 @@ CASES = {
     "glu": F.glu,
     "var_mean": lambda x: torch.var_mean(x, -1)[0] + torch.var_mean(x, -1)[1],
     "std_mean": lambda x: torch.std_mean(x, -1)[0] + torch.std_mean(x, -1)[1],
+    "_pack_padded_sequence": filled_up,
+    "_pad_packed_sequence": filled_up,
     "lstm": recurrent("LSTM"),
     "gru": recurrent("GRU"),
     "rnn_tanh": recurrent("RNN"),
