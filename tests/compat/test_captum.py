@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import hilrp
 from helpers.models import randomised
@@ -22,6 +23,7 @@ captum = pytest.importorskip("captum")
 matplotlib.use("Agg")
 from captum import attr, metrics  # noqa: E402
 from captum.attr import visualization  # noqa: E402
+from captum.attr._utils.input_layer_wrapper import ModelInputWrapper  # noqa: E402
 
 from hilrp.compat.captum import LayerRelevance, Relevance  # noqa: E402
 
@@ -338,25 +340,107 @@ def test_tutorial_resnet():
     assert torch.allclose(layer.sum(), found.sum(), rtol=1e-4)
 
 
-def test_tutorial_multimodal_questions():
-    """Questions about pictures: the picture, and the words' embeddings, which a layer is given."""
-    model = Answers().eval()
-    question = torch.tensor([[1, 2, 3]])
-    embedding = attr.configure_interpretable_embedding_layer(model, "words")
-    embedded = embedding.indices_to_embeddings(question)
-    attr.remove_interpretable_embedding_layer(model, embedding)
-    picture, words = Relevance(model).attribute(
-        (X[:1], embedded), baselines=(torch.zeros(1, 3, 8, 8), embedded * 0), target=(0, 1)
-    )
+class Question(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.drop, self.tanh = nn.Embedding(20, 8, padding_idx=0), nn.Dropout(0.5), nn.Tanh()
+        self.lstm = nn.LSTM(8, 6)
+
+    def forward(self, q, q_len):
+        embedded = self.tanh(self.drop(self.embedding(q)))
+        _, (_, c) = self.lstm(pack_padded_sequence(embedded, q_len, batch_first=True))
+        return c.squeeze(0)
+
+
+class VisualQuestions(nn.Module):
+    """The tutorial's model, pytorch-vqa, in small: the words' state says where to look in a ResNet's features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.picture = Question(), nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(inplace=True))
+        self.v_conv, self.q_lin, self.x_conv = nn.Conv2d(8, 5, 1, bias=False), nn.Linear(6, 5), nn.Conv2d(5, 2, 1)
+        self.classifier = nn.Sequential(nn.Linear(22, 9), nn.ReLU(), nn.Linear(9, 4))
+
+    def forward(self, v, q, q_len):
+        q, v = self.text(q, q_len), self.picture(v)
+        v = v / (v.norm(p=2, dim=1, keepdim=True).expand_as(v) + 1e-8)
+        a = self.x_conv((self.v_conv(v) + self.q_lin(q)[:, :, None, None]).relu())
+        seen = (a.flatten(2).softmax(-1).unsqueeze(2) * v.flatten(2).unsqueeze(1)).sum(-1).flatten(1)
+        return self.classifier(torch.cat([seen, q], 1))
+
+
+@pytest.mark.parametrize("by_layers", [False, True])
+@pytest.mark.filterwarnings("ignore:In order to make embedding layers", "ignore:Multiple layers provided")
+def test_tutorial_multimodal(by_layers):
+    """Questions about pictures, in both of its ways, with the arguments that it gives."""
+    model = VisualQuestions().eval()
+    image, q, q_len = torch.rand(1, 3, 16, 16).requires_grad_(), torch.tensor([3, 4, 5, 6, 0]), torch.tensor(4)
+    q_reference = attr.TokenReferenceBase(reference_token_idx=0).generate_reference(5, device="cpu").unsqueeze(0)
+    if by_layers:
+        model = ModelInputWrapper(model)
+        method = LayerRelevance(model, [model.input_maps["v"], model.module.text.embedding])
+        inputs, baselines = (image, q.unsqueeze(0)), (image * 0.0, q_reference)
+    else:
+        embedding = attr.configure_interpretable_embedding_layer(model, "text.embedding")
+        method = Relevance(model)
+        inputs = image, embedding.indices_to_embeddings(q).unsqueeze(0)
+        baselines = image * 0.0, embedding.indices_to_embeddings(q_reference)
+    answer = model(*inputs, q_len.unsqueeze(0))
+    given = {"target": answer.argmax(1), "additional_forward_args": q_len.unsqueeze(0)}
+    with pytest.warns(UserWarning, match="n_steps=30 changes nothing: one pass is exact"):
+        (pixels, words), delta = method.attribute(inputs, baselines, n_steps=30, return_convergence_delta=True, **given)
+    assert (pixels.shape, words.shape) == ((1, 3, 16, 16), (1, 5, 8))
     with torch.no_grad():
-        difference = model(X[:1], embedded)[0, 0, 1] - model(X[:1] * 0, embedded * 0)[0, 0, 1]
-    assert torch.allclose(picture.sum() + words.sum(), difference, atol=1e-5)
-    # Words alone: whole numbers go in as they are, and the layer that embeds them has the relevance.
-    pixels, patches = LayerRelevance(model, [model.picture, model.answer]).attribute(
-        (X[:1], embedded), target=(0, 1), baselines=(0, 0), attribute_to_layer_input=True
-    )
-    assert pixels.shape == X[:1].shape
-    assert torch.allclose(patches.sum(), difference, atol=1e-5)
+        difference = (answer - model(*baselines, q_len.unsqueeze(0)))[0, given["target"]]
+    assert abs(float(pixels.sum() + words.sum() - difference)) < 1e-6
+    assert float(delta.abs()) < 1e-6
+    assert float(pixels.abs().sum()) > 1e-3
+    assert words[0, :4].abs().sum(1).gt(1e-5).all()
+    assert not words[0, 4:].any()  # what is padded has no part
+
+
+def test_words_go_in_as_numbers_where_a_layer_embeds_them():
+    model = Answers().eval()
+    words, reference = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.zeros(2, 3, dtype=torch.long)
+
+    def forward(picture, q, temperature=1.0):
+        return model(picture, model.words(q), temperature)
+
+    embedded, padding = model.words(words).detach(), model.words(reference).detach()
+    pixels, wanted = Relevance(model).attribute((X, embedded), (0, padding), (1, 2), 2.0)
+    layer = LayerRelevance(forward, [model.words, model.picture])
+    (found, patches), delta = layer.attribute((X, words), (0, reference), (1, 2), 2.0, True)
+    assert torch.allclose(found, wanted, atol=1e-7)
+    assert torch.allclose(patches.sum((1, 2, 3)), pixels.sum((1, 2, 3)), atol=1e-6)
+    assert delta.abs().max() < 1e-6
+    _, delta = LayerRelevance(forward, model.words, batch=1).attribute((X, words), (X, 0), (1, 2), None, True)
+    assert delta.abs().max() < 1e-6
+    whole = LayerRelevance(forward, model.words).attribute((X, words), target=(1, 2))  # relative to zero
+    assert torch.allclose(whole, Relevance(model).attribute((X, embedded), target=(1, 2))[1], atol=1e-6)
+    # Where there is nothing but words, a later layer's output is explained as well.
+    alone, later = (LayerRelevance(lambda q: forward(X, q), each) for each in (model.words, model.attend))
+    beside = layer.attribute((X, words), (X, reference), (1, 2))[0]
+    assert torch.allclose(alone.attribute(words, reference, (1, 2)).sum((1, 2)), beside.sum((1, 2)), atol=1e-6)
+    with pytest.raises(hilrp.ModelError, match=r"1 times in a pass, and returns tuple"):
+        later.attribute(words, reference, (1, 2))
+    with pytest.raises(hilrp.ModelError, match=r"layer: NonDynamically.* does not run"):
+        LayerRelevance(lambda q: forward(X, q), model.attend.out_proj).attribute(words, reference, (1, 2))
+    for given, said in (
+        ({"attribute_to_layer_input": True}, "attribute_to_layer_input=True: inputs hold whole numbers"),
+        ({"baselines": (0, 0.5)}, r"baselines\[1\] is 0.5, the input holds torch.int64"),
+        ({"baselines": (0, embedded[:, :, 0])}, r"baselines\[1\] holds torch.float32, the input torch.int64"),
+    ):
+        with pytest.raises(hilrp.InputError, match=said):
+            layer.attribute((X, words), target=(1, 2), **given)
+
+
+@pytest.mark.parametrize("name", ["n_steps", "method", "internal_batch_size"])
+def test_arguments_of_a_path_change_nothing_and_that_is_said(name):
+    model = network()
+    with pytest.warns(UserWarning, match=f"{name}=.* changes nothing") as warned:
+        found = Relevance(model).attribute(X, target=1, **{name: 50})
+    assert warned[0].filename == __file__
+    assert torch.equal(found, Relevance(model).attribute(X, target=1))
 
 
 # Layers ---------------------------------------------------------------------------------------------------------
@@ -423,8 +507,8 @@ def test_targets_that_name_nothing():
 
 def test_arguments_that_make_no_sense():
     model = network()
-    with pytest.raises(hilrp.InputError, match=r"n_steps= is no argument of Relevance.attribute: one pass is exact"):
-        Relevance(model).attribute(X, target=1, n_steps=50)
+    with pytest.raises(hilrp.InputError, match=r"stdevs= is no argument of Relevance.attribute: .*NoiseTunnel"):
+        Relevance(model).attribute(X, target=1, stdevs=0.1)
     with pytest.raises(hilrp.InputError, match=r"colour= is no argument"):
         Relevance(model).attribute(X, target=1, colour=50)
     with pytest.raises(hilrp.InputError, match="multiply_by_inputs=False"):

@@ -195,6 +195,29 @@ class Reused(nn.Module):
         return self.last(self.relu(self.second(self.relu(self.first(x)))))
 
 
+class Pooled(nn.Module):
+    """Issue 2511: one pooling that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.pool, self.conv2 = nn.Conv2d(1, 4, 5), nn.MaxPool2d(2, 2), nn.Conv2d(4, 8, 5)
+        self.fc = nn.Linear(8 * 4 * 4, 10)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.conv1(x)))
+        return self.fc(self.pool(F.relu(self.conv2(x))).flatten(1))
+
+
+def mobile():
+    """The MobileNet of the README: operations in place."""
+    return randomised(timm.create_model("mobilenetv2_050", num_classes=3))
+
+
+def deit():
+    """The DeiT of the README, smaller."""
+    return randomised(timm.create_model("deit_tiny_patch16_224", img_size=32, num_classes=3, depth=2))
+
+
 def vit():
     """Issue 3438: a vision transformer, with GELU, Identity and LayerNorm."""
     return randomised(timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=2))
@@ -205,16 +228,21 @@ def in_place():
     return randomised(timm.create_model("resnet10t", num_classes=3))
 
 
-#: Issue -> model, shape of a sample, and what shap 0.51 says.
+#: Issue, or model -> model, shape of a sample, and what shap 0.51 says.
 NOT_ADDITIVE = (AssertionError, "SHAP explanations do not sum up to the model's output")
+IN_PLACE = (RuntimeError, "is a view and is being modified inplace")
+SIZES = (RuntimeError, "The size of tensor a .* must match the size of tensor b")
 ISSUES = {
     3938: (Digits, (1, 28, 28), NOT_ADDITIVE),
     4251: (Rows, (6,), NOT_ADDITIVE),
     3505: (scaled, (6,), NOT_ADDITIVE),
     3881: (Rotary, (5, 3), NOT_ADDITIVE),
     3438: (vit, (3, 32, 32), NOT_ADDITIVE),
-    3466: (in_place, (3, 64, 64), (RuntimeError, "is a view and is being modified inplace")),
-    3725: (Reused, (6,), (RuntimeError, "The size of tensor a .* must match the size of tensor b")),
+    3466: (in_place, (3, 64, 64), IN_PLACE),
+    3725: (Reused, (6,), SIZES),
+    2511: (Pooled, (1, 28, 28), SIZES),
+    "MobileNet": (mobile, (3, 32, 32), IN_PLACE),
+    "DeiT": (deit, (3, 32, 32), NOT_ADDITIVE),
 }
 
 
@@ -252,6 +280,10 @@ def test_shaps_plots_draw_tables():
     for draw in (theirs.plots.bar, theirs.plots.beeswarm):
         draw(explanation, show=False)
         assert {"age", "steps"} <= {label.get_text() for label in plt.gca().get_yticklabels()}
+        plt.close("all")
+    nameless = ours.DeepExplainer(model, rows[:5].to_numpy())(rows.to_numpy())
+    for draw, shown in ((theirs.plots.heatmap, nameless), (theirs.plots.scatter, nameless[:, 0])):
+        draw(shown, show=False)  # neither takes features without names
         plt.close("all")
     theirs.plots.waterfall(explanation[3], show=False)
     texts = {text.get_text() for text in plt.gcf().findobj(matplotlib.text.Text)}
@@ -498,6 +530,37 @@ def test_names_and_shapes_that_make_no_sense():
         explainer.shap_values(x[:, :5])
     with pytest.raises(hilrp.InputError, match="X has the shapes"):
         explainer.shap_values(x[:0])
+    with pytest.raises(hilrp.InputError, match=r"X \(input 0\) is a single sample.*X\[None\]"):
+        explainer.shap_values(x[0])
+    with pytest.raises(hilrp.InputError, match=r"data holds <U1: give numbers"):
+        ours.DeepExplainer(model, np.array([["a"] * 6]))
+    with pytest.raises(hilrp.InputError, match=r"nsamples= is no argument of shap_values: nothing is drawn"):
+        explainer.shap_values(x, nsamples=200)
+    with pytest.raises(hilrp.InputError, match=r"max_evals= is no argument of a call of DeepExplainer: one pass"):
+        explainer(x, max_evals=500)
+    with pytest.raises(hilrp.InputError, match=r"masker= is no argument of DeepExplainer: give the background as data"):
+        ours.DeepExplainer(model, x, masker=None)
+    with pytest.raises(hilrp.InputError, match=r"colour= is no argument of shap_values: it takes X, ranked_outputs"):
+        explainer.shap_values(x, colour=1)
+
+
+def test_scripts_of_the_gradient_explainer():
+    model, background, x = picture_model(), torch.randn(4, 3, 8, 8), torch.randn(2, 3, 8, 8)
+    explainer = ours.GradientExplainer(model, background, batch_size=3)
+    wanted = ours.DeepExplainer(model, background)
+    with pytest.warns(UserWarning, match="nsamples=200 changes nothing"):
+        values, indices = explainer.shap_values(x, nsamples=200, ranked_outputs=2)
+    theirs_values, theirs_indices = theirs.GradientExplainer(model, background).shap_values(
+        x, ranked_outputs=2, rseed=0
+    )
+    assert values.shape == theirs_values.shape
+    assert torch.equal(torch.as_tensor(indices).long(), torch.as_tensor(theirs_indices).long())
+    assert np.allclose(values, wanted.shap_values(x, 2)[0], atol=1e-6)
+    assert np.allclose(explainer(x).values, wanted(x).values, atol=1e-6)
+    with pytest.raises(hilrp.InputError, match=r"local_smoothing=0\.5"):
+        ours.GradientExplainer(model, background, local_smoothing=0.5)
+    with pytest.raises(hilrp.InputError, match="return_variances=True: nothing is drawn"):
+        explainer.shap_values(x, return_variances=True)
 
 
 class Squared(nn.Module):
@@ -522,7 +585,10 @@ def test_nothing_is_said_where_nothing_is_wrong():
         ours.DeepExplainer(table_model(), torch.randn(3, 6)).shap_values(torch.randn(2, 6), check_additivity=False)
 
 
+OWN = {"DeepExplainer", "GradientExplainer"}
+
+
 def test_every_other_name_is_that_of_shap():
-    names = [name for name in vars(theirs) if not name.startswith("_") and name != "DeepExplainer"]
+    names = [name for name in vars(theirs) if not name.startswith("_") and name not in OWN]
     assert {"Explainer", "image_plot", "plots"} <= {*names}
     assert all(getattr(ours, name) is getattr(theirs, name) for name in names)

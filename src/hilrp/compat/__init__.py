@@ -2,7 +2,7 @@
 
 Each module has the names and arguments of one package, so that a script changes one import line:
 
-- `hilrp.compat.shap`: ``DeepExplainer``.
+- `hilrp.compat.shap`: ``DeepExplainer``, and ``GradientExplainer`` in its form.
 - `hilrp.compat.captum`: ``Relevance`` and ``LayerRelevance``.
 - `hilrp.compat.gradcam`: ``HiLRPCAM``.
 - `hilrp.compat.quantus`: ``explain_func``, for its metrics.

@@ -30,6 +30,8 @@ def as_tensor(name: str, given: Any, place: Tensor) -> Tensor:
     """
     if column_names(given) is not None:
         given = given.to_numpy(dtype=float)
+    if isinstance(given, np.ndarray) and given.dtype.kind not in "biuf":
+        raise InputError(f"{name} holds {given.dtype}: give numbers.")
     if isinstance(given, np.ndarray):
         given = torch.from_numpy(np.ascontiguousarray(given))
         given = given.to(place.dtype) if given.is_floating_point() else given

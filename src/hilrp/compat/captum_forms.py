@@ -63,16 +63,17 @@ def _flat_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> int:
     return place
 
 
-def checked_inputs(inputs: Any) -> tuple[Tensor, ...]:
-    """The inputs as a tuple of tensors."""
+def checked_inputs(inputs: Any, at_layers: bool = False) -> tuple[Tensor, ...]:
+    """The inputs as a tuple of tensors; whole numbers have relevance at layers alone."""
     parts = inputs if isinstance(inputs, tuple) else (inputs,)
     for i, part in enumerate(parts):
         if not isinstance(part, Tensor):
             raise InputError(f"inputs is or holds a {type(part).__name__}: give a tensor, or a tuple of tensors.")
-        if not part.is_floating_point():
+        if not part.is_floating_point() and not at_layers:
             raise InputError(
                 f"inputs[{i}] holds {part.dtype}: there is no relevance of whole numbers. Give it in "
-                "additional_forward_args, where it is held fixed; of words, explain their embeddings."
+                "additional_forward_args, where it is held fixed; of words, explain the layer that embeds them: "
+                "LayerRelevance(model, model.embedding)."
             )
     if not parts:
         raise InputError("inputs is empty: give a tensor, or a tuple of tensors.")
@@ -95,12 +96,16 @@ def checked_arguments(arguments: Any) -> tuple[Any, ...]:
 def as_baseline(number: int, value: Any, t: Tensor) -> Tensor:
     """A baseline in the form of its input."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not t.is_floating_point() and value != int(value):
+            raise InputError(f"baselines[{number}] is {value}, the input holds {t.dtype}: give a whole number.")
         return torch.full_like(t, value)
     if not isinstance(value, Tensor):
         raise InputError(f"baselines[{number}] is a {type(value).__name__}: give a number or a tensor like the input.")
     if value.shape not in (t.shape, (1, *t.shape[1:]), t.shape[1:]):
         raise InputError(
             f"baselines[{number}] has the shape {tuple(value.shape)}, the input {tuple(t.shape)}: give one like the "
-            "input, one sample, or a number."
+            "input, one sample, or a number. For the mean over many use hilrp.compat.shap.DeepExplainer."
         )
+    if value.is_floating_point() and not t.is_floating_point():
+        raise InputError(f"baselines[{number}] holds {value.dtype}, the input {t.dtype}: give whole numbers.")
     return value.to(t).expand_as(t)

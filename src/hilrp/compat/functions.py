@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from hilrp.attribution.stages import OF_INPUT
 from hilrp.targets import logits_of
@@ -22,27 +25,31 @@ from hilrp.util.errors import InputError
 
 #: How far objects are looked into: a function's closure, an object's attributes, a list of modules.
 _DEPTH = 4
-#: What inputs that are held fixed are called, among the named inputs of a model.
-HELD = "argument_"
+#: What inputs that are held fixed are called, among the named inputs of a model; and outputs of layers.
+HELD, LAYER = "argument_", "layer_"
 #: What holds no modules, or too many: those of a package that a function calls are none of the model's.
 _NO_MODULES = (Tensor, str, bytes, int, float, type(None), type, ModuleType)
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Function(nn.Module):
-    """A function as a module, with further arguments that are held fixed, and its output as one row for each sample.
+    """A function as a module, with arguments that are held fixed, and its output as one row for each sample.
 
     Args:
         function: The function, or a module.
 
     Attributes:
-        arguments: What the function is given after the inputs, if it is no tensor.
+        arguments: What the function is given, in order; ``None`` where that is an input of this module's.
+        places: Where named inputs are among these, and the type that the function is given them in.
+        layers: Modules whose outputs are inputs of this module's, by their names (`LAYER` and a number).
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self._function = [function]  # in a list, so that a module is not entered twice
         self.arguments: tuple[Any, ...] = ()
+        self.places: dict[str, tuple[int, torch.dtype | None]] = {}
+        self.layers: dict[str, list[nn.Module]] = {}  # in lists, as above
         self.parts = nn.ModuleList(modules_of(function))
         if not self.parts:
             raise InputError(
@@ -54,15 +61,53 @@ class Function(nn.Module):
         self.pretrained_cfg = getattr(first, "pretrained_cfg", None)
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        """The function's scores, ``[B,outputs]``; of names, those with `HELD` are what is held fixed."""
-        given = [*inputs, *(value for name, value in named.items() if not name.startswith(HELD))]
-        further = list(self.arguments)
+        """The function's scores, ``[B,outputs]``."""
+        given = [*inputs, *self.arguments[len(inputs) :]]
+        instead: dict[int, Tensor] = {}
         for name, value in named.items():
-            if name.startswith(HELD):
-                number, _, kind = name.removeprefix(HELD).partition("_")
-                further[int(number)] = value.view(getattr(torch, kind))
-        found = logits_of(self._function[0](*given, *further))
+            if name in self.layers:
+                instead[id(self.layers[name][0])] = value
+                continue
+            place, kind = self.places[name]
+            given[place] = value if kind is None else value.view(kind)
+        with outputs_of(instead, lambda layer, *_: instead[layer]):
+            found = logits_of(self._function[0](*given))
         return found.flatten(1) if found.ndim > 1 else found
+
+
+@contextmanager
+def outputs_of(modules: Collection[int], seen: Callable[[int, Any, Any], Any]) -> Iterator[None]:
+    """Calls a function whenever one of some modules has run, which returns another output, or ``None``.
+
+    The modules have no hook: torch has one for all modules, which sees those of every thread.
+
+    Args:
+        modules: The modules, by ``id``.
+        seen: What is called, with the module's ``id``, its arguments and its output.
+    """
+    own = threading.get_ident()
+
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if id(module) in modules and threading.get_ident() == own:
+            return seen(id(module), (args, kwargs), output)
+        return None
+
+    handle = register_module_forward_hook(hook, with_kwargs=True) if modules else None
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def input_name(number: int, count: int) -> str:
+    """What an input of several is called beside those that are held fixed.
+
+    Example:
+        >>> input_name(0, 1), input_name(1, 2)
+        ('inputs', 'inputs_1')
+    """
+    return "inputs" if count == 1 else f"inputs_{number}"
 
 
 def shown_path(model: nn.Module, name: str) -> str:
@@ -77,7 +122,7 @@ def shown_path(model: nn.Module, name: str) -> str:
 
 
 def held_name(number: int, argument: Tensor) -> str:
-    """What a further argument is called, with its type."""
+    """What an argument that is held fixed is called, with its place and its type."""
     return f"{HELD}{number}_{str(argument.dtype).removeprefix('torch.')}"
 
 

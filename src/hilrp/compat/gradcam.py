@@ -98,6 +98,10 @@ class HiLRPCAM:
         if isinstance(target_layers, nn.Module) and not isinstance(target_layers, nn.ModuleList):
             raise InputError("target_layers is a module: give a list, target_layers=[model.layer4[-1]], or None.")
         self.target_layers = None if target_layers is None else list(target_layers)
+        if isinstance(target_layers, str):
+            raise InputError(
+                f"target_layers={target_layers!r} is a str: give modules, target_layers=[model.layer4[-1]]."
+            )
         if self.target_layers == []:
             raise InputError("target_layers is empty: give modules, or None for the relevance of pixels.")
         if reshape_transform is not None and self.target_layers is None:

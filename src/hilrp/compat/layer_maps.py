@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_forward_hook
 
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.stages import channels_last, stream_name, to_features
 from hilrp.compat.asking import at_layer, layer_paths
+from hilrp.compat.functions import outputs_of
 from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors, tensors
 
@@ -52,23 +51,14 @@ class LayerMaps:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes, for the user's function, what layers return while the context lasts: without the numbers.
+        """Notes, for the user's function, what layers return while the context lasts: without the numbers."""
 
-        The layers have no hook: torch has one for all modules, which sees those of every thread.
-        """
-        own = threading.get_ident()
+        def note(layer: int, given: Any, output: Any) -> None:
+            empty = {id(t): t.detach().new_empty(0) for t in tensors(output) if t.is_floating_point()}
+            self._forms[self._numbers[layer]] = map_tensors(lambda t: empty.get(id(t)), output)
 
-        def note(module: nn.Module, given: Any, output: Any) -> None:
-            if id(module) in self._numbers and threading.get_ident() == own:
-                empty = {id(t): t.detach().new_empty(0) for t in tensors(output) if t.is_floating_point()}
-                self._forms[self._numbers[id(module)]] = map_tensors(lambda t: empty.get(id(t)), output)
-
-        handle = register_module_forward_hook(note) if self._reshape is not None else None
-        try:
+        with outputs_of(self._numbers if self._reshape is not None else (), note):
             yield
-        finally:
-            if handle is not None:
-                handle.remove()
 
     def read(self, found: Explanation, x: Tensor) -> Tensor:
         """The mean over layers of what speaks for the target, each from 0 to 1, ``[B,H,W]``."""

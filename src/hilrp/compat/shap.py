@@ -1,7 +1,7 @@
 """SHAP's ``DeepExplainer``, with the relevance of hilrp: values that add up on any architecture.
 
-Change ``import shap`` to ``import hilrp.compat.shap as shap``. `DeepExplainer` is then the one below; every other name
-(``shap.image_plot``, ``shap.plots``) is shap's own.
+Change ``import shap`` to ``import hilrp.compat.shap as shap``. `DeepExplainer` and `GradientExplainer` are then those
+below; every other name (``shap.image_plot``, ``shap.plots``) is shap's own.
 
 SHAP's DeepExplainer gives each module a rule, for the few kinds that it knows; what runs outside of modules or twice in
 one, and what it doesn't know (LayerNorm), it takes for linear, so that its values don't add up, or it crashes. Secant
@@ -36,6 +36,18 @@ Order = Literal["max", "min", "max_abs"]
 _ORDERS = ("max", "min", "max_abs")
 #: How many pairs of a sample and a background sample run at once on a processor: of pictures, and of short rows.
 _PICTURES, _ROWS = 32, 1024
+#: Arguments of shap's other explainers that have no meaning here, and what to use instead.
+_OTHERS = {
+    "masker": "give the background as data",
+    "link": "explain a module that ends with it",
+    "nsamples": "nothing is drawn: give as many background samples as you want to spend passes on",
+    "max_evals": "one pass is exact for each background sample",
+    "l1_reg": "every feature has its value",
+    "algorithm": "choose rules=",
+    "outputs": "use ranked_outputs=, or take a part of the result",
+    "feature_names": "give data as a pandas DataFrame",
+    "interactions": "relevance is of single features",
+}
 _AS_WARNING = "check_additivity=False makes this a warning; the values stay wrong."
 
 
@@ -72,6 +84,7 @@ class DeepExplainer:
         rules: The rules, by name or as `hilrp.Rules`.
         passes: How many passes to spend on each background sample: see `hilrp.explain`.
         batch: How many samples run at once: see `hilrp.explain`.
+        others: Arguments of shap's other explainers: each is an error that says what to use instead.
 
     Example:
         >>> import torch
@@ -97,7 +110,9 @@ class DeepExplainer:
         rules: AnyRules = "secant",
         passes: int = 1,
         batch: int | Literal["auto"] | None = "auto",
+        **others: Any,
     ) -> None:
+        _refuse(others, "DeepExplainer", "model, data, rules, passes, batch")
         for name, given in (("session", session), ("learning_phase_flags", learning_phase_flags)):
             if given is not None:
                 raise InputError(f"{name} is TensorFlow's. Leave it out, and give a PyTorch model.")
@@ -144,6 +159,7 @@ class DeepExplainer:
         ranked_outputs: int | None = None,
         output_rank_order: Order = "max",
         check_additivity: bool = True,
+        **others: Any,
     ) -> Any:
         """The values of some samples, in the shapes that shap 0.51 gives for PyTorch models.
 
@@ -153,6 +169,7 @@ class DeepExplainer:
             output_rank_order: Rank the ``"max"``, the ``"min"`` or the ``"max_abs"`` first.
             check_additivity: Compare the sums with plain passes of the model, and raise where they differ. With
                 ``False`` whatever hilrp finds wrong is a warning.
+            others: Arguments of shap's other explainers: each is an error that says what to use instead.
 
         Returns:
             An array ``[N,*features,outputs]``, also for one output (of models that return ``[N]``, without that axis),
@@ -164,6 +181,7 @@ class DeepExplainer:
                 float32 1e-4 of the larger output (in float64 1e-10); of outputs near zero, 8 units in the last place of
                 the sample's largest one.
         """
+        _refuse(others, "shap_values", "X, ranked_outputs, output_rank_order, check_additivity")
         parts = self._samples(X)
         x, count = self._in_form(parts), checked_size("X", parts)
         score = plain_scores(self.model, x, count)
@@ -173,14 +191,15 @@ class DeepExplainer:
         values = stacked if self._several else stacked[0]
         return values if ranked_outputs is None else (values, ranks)
 
-    def __call__(self, X: Any) -> Any:
+    def __call__(self, X: Any, **others: Any) -> Any:
         """The values as a ``shap.Explanation``, which shap's plots take; of several inputs, a list of one for each.
 
         It has ``values``, ``base_values`` and ``data``. Pictures have their channels last, ``[N,H,W,C]``, since that is
         what ``shap.image_plot`` draws. A model with one output has no axis of outputs, so that ``waterfall`` and
         ``beeswarm`` take it as it is; of several, choose one: ``explanation[..., 1]``. Features have the names of a
-        DataFrame's columns.
+        DataFrame's columns, or numbers.
         """
+        _refuse(others, "a call of DeepExplainer", "X")
         shap = peer("shap")
         parts = self._samples(X)
         x, count = self._in_form(parts), checked_size("X", parts)
@@ -193,7 +212,7 @@ class DeepExplainer:
                 values=channels_last(each[0] if single else np.stack(each, -1), part.ndim),
                 base_values=base[:, 0] if single else base,
                 data=channels_last(as_array(part), part.ndim),
-                feature_names=self.feature_names if part.ndim == 2 else None,
+                feature_names=_names(self.feature_names, part) if part.ndim == 2 else None,
             )
             for each, part in zip(found.inputs, parts, strict=True)
         ]
@@ -336,6 +355,8 @@ class DeepExplainer:
                 )
         parts = self._tensors("X", X)
         for i, (part, own) in enumerate(zip(parts, self._background or parts, strict=False)):
+            if part.shape == own.shape[1:]:
+                raise InputError(f"X (input {i}) is a single sample: add an axis for samples, X[None].")
             if part.shape[1:] != own.shape[1:] or len(parts) != len(self._background or parts):
                 shapes, known = ([tuple(t.shape[1:]) for t in all_] for all_ in (parts, self._background or parts))
                 raise InputError(f"X (input {i}): its samples have the shapes {shapes}, those of data {known}.")
@@ -351,6 +372,85 @@ class DeepExplainer:
     def _in_form(self, parts: list[Tensor]) -> Any:
         """Inputs as the model takes them: one tensor, or a tuple of several."""
         return tuple(parts) if self._several else parts[0] if parts else None
+
+
+class GradientExplainer(DeepExplainer):
+    """`DeepExplainer` for scripts that use shap's GradientExplainer: nothing is drawn, so that results don't change.
+
+    Args:
+        model: As for `DeepExplainer`.
+        data: As for `DeepExplainer`. Each sample costs a pass: give 10 to 100.
+        session: Not used: it is TensorFlow's.
+        batch_size: How many pairs of a sample and a background sample run at once; by default as many as fit.
+        local_smoothing: Only 0.
+        options: As for `DeepExplainer`.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)).eval()
+        >>> explainer = GradientExplainer(model, torch.zeros(1, 3))
+        >>> values, indices = explainer.shap_values(torch.randn(4, 3), ranked_outputs=1)
+        >>> values.shape, indices.shape
+        ((4, 3, 1), torch.Size([4, 1]))
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        session: None = None,
+        batch_size: int | None = None,
+        local_smoothing: float = 0,
+        **options: Any,
+    ) -> None:
+        if local_smoothing:
+            raise InputError(
+                f"local_smoothing={local_smoothing!r} adds noise to the samples. Leave it out; for a mean over random "
+                "chains give passes=8."
+            )
+        super().__init__(model, data, session, batch=batch_size or "auto", **options)
+
+    def shap_values(  # type: ignore[override]
+        self,
+        X: Any,
+        nsamples: int | None = None,
+        ranked_outputs: int | None = None,
+        output_rank_order: Order = "max",
+        rseed: int | None = None,
+        return_variances: bool = False,
+        **others: Any,
+    ) -> Any:
+        """The values of some samples, as `DeepExplainer.shap_values` gives them.
+
+        Args:
+            X: The samples, in the form of the background.
+            nsamples: Not used, since nothing is drawn: a warning says so.
+            ranked_outputs: As for `DeepExplainer.shap_values`.
+            output_rank_order: As for `DeepExplainer.shap_values`.
+            rseed: Not used, as ``nsamples``.
+            return_variances: Only ``False``.
+            others: Arguments of shap's other explainers: each is an error that says what to use instead.
+        """
+        if return_variances:
+            raise InputError(
+                "return_variances=True: nothing is drawn, so that there are none. For errors of a mean over random "
+                "chains use hilrp.explain(..., passes=8).stderr."
+            )
+        for name, given in (("nsamples", nsamples), ("rseed", rseed)):
+            if given is not None:
+                warnings.warn(f"{name}={given!r} changes nothing: every background sample is taken once.", stacklevel=2)
+        return super().shap_values(X, ranked_outputs, output_rank_order, **others)
+
+
+def _refuse(others: dict[str, Any], where: str, taken: str) -> None:
+    """An argument that makes no sense here is an error."""
+    for name in others:
+        raise InputError(f"{name}= is no argument of {where}: {_OTHERS.get(name, f'it takes {taken}')}.")
+
+
+def _names(given: list[str] | None, rows: Tensor) -> list[str]:
+    """The names of the features, which some of shap's plots can't do without."""
+    return given or [f"Feature {i}" for i in range(rows.shape[1])]
 
 
 def __getattr__(name: str) -> Any:
