@@ -287,3 +287,54 @@ def test_bad_captions(encoder):
     pair = ImageText(model, IDS)
     with pytest.raises(hilrp.InputError, match="one number for each token"):
         hilrp.explain(pair.eval(), (torch.randn(2, 3, 64, 64).double(), pair.words[:, :3].double()), similarity)
+
+
+class DenseVolume(torch.nn.Module):
+    """Three classes of every second voxel."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Conv3d(1, 3, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        return torch.relu(self.net(x))
+
+
+VOLUMES = torch.randn(3, 1, 4, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def test_regions_of_volumes():
+    """A mask, a box and a voxel are the means of the logits there, and the map sums to what they are above the mean."""
+    model = DenseVolume().double().eval()
+    dense = model(VOLUMES).detach()
+    mask = torch.zeros(4, 6, 8)
+    mask[2:4, 0:2, 4:6] = 1
+    for region, wanted in [
+        (Region(1), dense[:, 1].mean((1, 2, 3))),
+        (Region(2, mask), dense[:, 2, 1, 0, 2]),
+        (Region(2, box=(4, 0, 2, 6, 2, 4)), dense[:, 2, 1, 0, 2]),
+        (Region(0, pixel=(7, 5, 3)), dense[:, 0, 1, 2, 3]),
+        (Region(0, torch.stack([mask, mask.flip(0), mask])), dense[[0, 1, 2], 0, [1, 0, 1], 0, 2]),
+    ]:
+        found = hilrp.explain(model, VOLUMES, region)
+        torch.testing.assert_close(found.score.double(), wanted)
+        torch.testing.assert_close(found.map.flatten(1).sum(1), found.ledger.explained, rtol=1e-9, atol=1e-12)
+        parts = hilrp.explain(model, VOLUMES, region, batch=2)
+        torch.testing.assert_close(parts.map, found.map, rtol=1e-9, atol=1e-12)
+    assert found.map.shape == (3, 4, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        (Region(1, torch.ones(6, 8)), r"the mask has the shape \(6, 8\); give \[D,H,W\], or \[B,D,H,W\]"),
+        (Region(1, torch.ones(4, 6, 9)), "the mask has 9 x 6 x 4 pixels, the model's input 8 x 6 x 4 and its output 4"),
+        (Region(1, box=(0, 0, 4, 4)), r"box \(0, 0, 4, 4\) \(left, top, front, right, bottom, back\) isn't inside"),
+        (Region(1, box=(0, 0, 3, 4, 4, 3)), "is empty: left must be less than right, .* and front less than back"),
+        (Region(1, pixel=(1, 1)), r"pixel \(1, 1\) \(column, row, slice\) isn't inside the input of 8 x 6 x 4 voxels"),
+    ],
+)
+def test_regions_of_volumes_that_are_refused(region, message):
+    with pytest.raises(hilrp.TargetError, match=message):
+        hilrp.explain(DenseVolume().double().eval(), VOLUMES, region)

@@ -18,6 +18,7 @@ from hilrp.attribution.combined import joined
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.question import Question
 from hilrp.attribution.references import Average, Given, Reference, find
+from hilrp.targets.dense import places_of
 from hilrp.targets.slicing import part_of
 from hilrp.util.errors import InputError, TooLargeError
 from hilrp.util.memory import in_parts
@@ -146,7 +147,7 @@ def _cut(tree: Any, question: Question, part: slice) -> Any:
 
 def part_of_question(question: Question, part: slice) -> Question:
     """The same question of some of the samples."""
-    target = part_of(question.target, part, question.batch)
+    target = part_of(question.target, part, question.batch, places_of(question.x))
     return replace(question, x=_cut(question.x, question, part), target=target, batch=part.stop - part.start)
 
 

@@ -22,16 +22,17 @@ _SIDES: tuple[Side, ...] = ("left", "top", "right", "bottom")
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A class of a segmentation model, in a part of the picture: the mean of its logits there.
+    """A class of a segmentation model, in a part of the picture or volume: the mean of its logits there.
 
     Give one of ``mask``, ``box`` and ``pixel``, in pixels of the model's input; without any, the whole picture is
-    meant.
+    meant. Volumes are ``[B,C,D,H,W]``.
 
     Attributes:
         label: The class, or one for each sample; ``None`` for the one that is strongest in the region.
-        mask: ``[H,W]``, or one for each sample, ``[B,H,W]``: of the size of the input, or of the model's output.
-        box: Left, top, right and bottom.
-        pixel: Column and row.
+        mask: ``[H,W]``, or one for each sample, ``[B,H,W]``: of the size of the input, or of the model's output. Of
+            volumes ``[D,H,W]``, or ``[B,D,H,W]``.
+        box: Left, top, right and bottom; of volumes left, top, front, right, bottom and back.
+        pixel: Column and row; of volumes column, row and slice.
 
     Example:
         >>> logits = torch.arange(8.0).reshape(1, 2, 2, 2)
@@ -41,8 +42,8 @@ class Region:
 
     label: int | Sequence[int] | Tensor | None = None
     mask: Tensor | None = None
-    box: tuple[float, float, float, float] | None = None
-    pixel: tuple[int, int] | None = None
+    box: Sequence[float] | None = None
+    pixel: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.mask, self.box, self.pixel)) > 1:
@@ -50,21 +51,22 @@ class Region:
 
     def prepare(self, x: Any, run: Callable[[Any], Any]) -> Callable[[Any], Tensor]:
         """The mean over the region, as a function of the model's output."""
-        images = next((t for t in tensors(x) if t.ndim == 4 and t.is_floating_point()), None)
+        images = _seen(x)
         if images is None:
-            raise TargetError("targets.Region: the input holds no images [B,C,H,W].")
-        size, batch = tuple(images.shape[-2:]), len(images)
+            raise TargetError("targets.Region: the input holds no pictures [B,C,H,W] and no volumes [B,C,D,H,W].")
+        size, batch = tuple(images.shape[2:]), len(images)
         weights = self._weights(size, batch).to(images.device, torch.float32)
 
         def score(output: Any) -> Tensor:
             logits = logits_of(output)
-            if logits.ndim != 4 or len(logits) != batch:
+            if logits.ndim != images.ndim or len(logits) != batch:
+                form = "height, width" if len(size) == 2 else "depth, height, width"
                 raise TargetError(
                     f"targets.Region: the model's output has the shape {tuple(logits.shape)}, and not [{batch}, "
-                    "classes, height, width]. It is for segmentation models."
+                    f"classes, {form}]. It is for segmentation models."
                 )
-            weighed = self._scaled(weights, size, (logits.shape[-2], logits.shape[-1])).to(logits)
-            means = (logits * weighed.unsqueeze(1)).sum((2, 3))
+            weighed = self._scaled(weights, size, tuple(logits.shape[2:])).to(logits)
+            means = (logits * weighed.unsqueeze(1)).flatten(2).sum(2)
             wanted = means.detach().argmax(1).tolist() if self.label is None else self.label
             return means.gather(1, indices_of(wanted, means, "label").unsqueeze(1)).squeeze(1)
 
@@ -76,69 +78,92 @@ class Region:
         return (F.interpolate(weights, size) > 0).squeeze(1).float().expand(batch, -1, -1)
 
     def _weights(self, size: tuple[int, ...], batch: int) -> Tensor:
-        """The region at the size of the input, or as the mask was given, ``[1 or B,H,W]``."""
-        height, width = size
-        weights = torch.zeros(1, height, width)
+        """The region at the size of the input, or as the mask was given, ``[1 or B,...]``."""
+        weights = torch.zeros(1, *size)
         if self.mask is not None:
-            try:
-                mask = torch.as_tensor(self.mask)
-            except (TypeError, ValueError, RuntimeError):
-                raise TargetError(
-                    f"targets.Region: the mask is a {type(self.mask).__name__}; give a tensor or an array of numbers, "
-                    "[H,W]."
-                ) from None
-            if mask.ndim not in (2, 3):
-                raise TargetError(
-                    f"targets.Region: the mask has the shape {tuple(mask.shape)}; give [H,W], or [B,H,W] for each "
-                    "sample."
-                )
-            weights = (mask if mask.ndim == 3 else mask[None]).float()
-            if not bool((weights >= 0).all()):
-                raise TargetError(
-                    "targets.Region: the mask holds negative numbers; it says how much each place counts."
-                )
-            if len(weights) not in (1, batch):
-                raise TargetError(
-                    f"targets.Region: {len(weights)} masks for {batch} samples: give one, or one for each."
-                )
-        elif self.box is not None:
-            left, top, right, bottom = self.box
-            if left >= right or top >= bottom:
-                raise TargetError(
-                    f"targets.Region: the box {self.box} is empty: left must be less than right, and top less than "
-                    "bottom."
-                )
-            if not (left >= 0 and right <= width and top >= 0 and bottom <= height):
-                raise TargetError(
-                    f"targets.Region: the box {self.box} (left, top, right, bottom) isn't inside the input of {width} "
-                    f"x {height} pixels."
-                )
-            weights[:, int(top) : max(int(top) + 1, round(bottom)), int(left) : max(int(left) + 1, round(right))] = 1
-        elif self.pixel is not None:
-            column, row = self.pixel
-            if not (0 <= column < width and 0 <= row < height):
-                raise TargetError(
-                    f"targets.Region: the pixel {self.pixel} (column, row) isn't inside the input of {width} x "
-                    f"{height} pixels."
-                )
-            weights[:, row, column] = 1
+            weights = self._given(size, batch)
+        elif self.box is not None or self.pixel is not None:
+            weights[(0, *self._place(size))] = 1
         else:
             weights += 1
         if not bool((weights.flatten(1).sum(1) > 0).all()):
             raise TargetError("targets.Region: the mask is empty.")
         return weights
 
-    @staticmethod
-    def _scaled(weights: Tensor, size: tuple[int, ...], wanted: tuple[int, int]) -> Tensor:
-        """The region at the size of the output, with a sum of one."""
-        own = tuple(weights.shape[-2:])
-        if own not in (size, wanted):
+    def _given(self, size: tuple[int, ...], batch: int) -> Tensor:
+        """The mask that was given, ``[1 or B,...]``."""
+        form = "[H,W]" if len(size) == 2 else "[D,H,W]"
+        try:
+            mask = torch.as_tensor(self.mask)
+        except (TypeError, ValueError, RuntimeError):
             raise TargetError(
-                f"targets.Region: the mask has {own[1]} x {own[0]} pixels, the model's input {size[1]} x {size[0]} "
-                f"and its output {wanted[1]} x {wanted[0]}: scale the mask as the picture was scaled."
+                f"targets.Region: the mask is a {type(self.mask).__name__}; give a tensor or an array of numbers, "
+                f"{form}."
+            ) from None
+        if mask.ndim not in (len(size), len(size) + 1):
+            raise TargetError(
+                f"targets.Region: the mask has the shape {tuple(mask.shape)}; give {form}, or [B,{form[1:]} for each "
+                "sample."
             )
-        scaled = F.adaptive_avg_pool2d(weights.unsqueeze(1), wanted).squeeze(1)
-        return scaled / scaled.sum((1, 2), keepdim=True)
+        weights = (mask if mask.ndim > len(size) else mask[None]).float()
+        if not bool((weights >= 0).all()):
+            raise TargetError("targets.Region: the mask holds negative numbers; it says how much each place counts.")
+        if len(weights) not in (1, batch):
+            raise TargetError(f"targets.Region: {len(weights)} masks for {batch} samples: give one, or one for each.")
+        return weights
+
+    def _place(self, size: tuple[int, ...]) -> tuple[slice, ...]:
+        """The part of the input that the box or the pixel is, along each of its axes."""
+        axes, given = len(size), tuple(self.box if self.pixel is None else self.pixel)  # type: ignore[arg-type]
+        what = " x ".join(map(str, reversed(size)))
+        if self.pixel is not None:
+            name = "pixel {} (column, row)" if axes == 2 else "pixel {} (column, row, slice)"
+            low, high = given, tuple(each + 1 for each in given)
+            fits = len(given) == axes
+        else:
+            names = "left, top, right, bottom" if axes == 2 else "left, top, front, right, bottom, back"
+            name, low, high = f"box {{}} ({names})", given[:axes], given[axes:]
+            fits = len(given) == 2 * axes
+            if fits and any(first >= last for first, last in zip(low, high, strict=True)):
+                raise TargetError(
+                    f"targets.Region: the box {given} is empty: left must be less than right, and top less than "
+                    f"bottom{'' if axes == 2 else ', and front less than back'}."
+                )
+        inside = fits and all(a >= 0 and b <= side for a, b, side in zip(low, high, reversed(size), strict=True))
+        if not inside:
+            raise TargetError(
+                f"targets.Region: the {name.format(given)} isn't inside the input of {what} "
+                f"{'pixels' if axes == 2 else 'voxels'}."
+            )
+        parts = [slice(int(a), max(int(a) + 1, round(b))) for a, b in zip(low, high, strict=True)]
+        return tuple(reversed(parts))
+
+    @staticmethod
+    def _scaled(weights: Tensor, size: tuple[int, ...], wanted: tuple[int, ...]) -> Tensor:
+        """The region at the size of the output, with a sum of one."""
+        own = tuple(weights.shape[1:])
+        if own not in (size, wanted):
+            said = [" x ".join(map(str, reversed(each))) for each in (own, size, wanted)]
+            raise TargetError(
+                f"targets.Region: the mask has {said[0]} pixels, the model's input {said[1]} "
+                f"and its output {said[2]}: scale the mask as the picture was scaled."
+            )
+        pool = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
+        scaled = pool(weights.unsqueeze(1), list(wanted)).squeeze(1)
+        total = scaled.flatten(1).sum(1)
+        return scaled / total.reshape(-1, *[1] * len(size))
+
+
+def _seen(x: Any) -> Tensor | None:
+    """The pictures or volumes among the inputs."""
+    found = [t for t in tensors(x) if t.is_floating_point()]
+    return next((t for axes in (4, 5) for t in found if t.ndim == axes), None)
+
+
+def places_of(x: Any) -> int:
+    """Along how many axes the pictures or volumes among the inputs have places."""
+    seen = _seen(x)
+    return 2 if seen is None else seen.ndim - 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,11 @@ from hilrp.targets.embeddings import Cosine, Direction
 from hilrp.util.errors import TargetError
 
 
-def part_of(target: Target, part: slice, batch: int) -> Target:
+def part_of(target: Target, part: slice, batch: int, places: int = 2) -> Target:
     """The same question to some of ``batch`` samples: of what it holds for each of them, theirs.
 
     Functions of the output stay as they are, and so do targets of the user's own that need the input: they are given
-    that of the part.
+    that of the part. Pictures have two axes of ``places``, volumes three.
 
     Example:
         >>> part_of([4, 5, 6], slice(1, 3), 3), part_of(Contrast([4, 5, 6], 2), slice(0, 1), 3)
@@ -32,7 +32,7 @@ def part_of(target: Target, part: slice, batch: int) -> Target:
     if isinstance(target, (Cosine, Direction)):
         return replace(target, vector=_cut(target.vector, part, batch, "vector", axes=2))
     if isinstance(target, Region):
-        mask = _cut(target.mask, part, batch, "mask", axes=3)
+        mask = _cut(target.mask, part, batch, "mask", axes=places + 1)
         return replace(target, label=classes(target.label, "label"), mask=mask)
     if isinstance(target, Detection):
         query = _cut(target.query, part, batch, "query")
