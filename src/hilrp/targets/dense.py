@@ -83,7 +83,7 @@ class Region:
         if self.mask is not None:
             weights = self._given(size, batch)
         elif self.box is not None or self.pixel is not None:
-            weights[(0, *self._place(size))] = 1
+            weights[0][self._place(size)] = 1
         else:
             weights += 1
         if not bool((weights.flatten(1).sum(1) > 0).all()):
@@ -148,8 +148,8 @@ class Region:
                 f"targets.Region: the mask has {said[0]} pixels, the model's input {said[1]} "
                 f"and its output {said[2]}: scale the mask as the picture was scaled."
             )
-        pool = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
-        scaled = pool(weights.unsqueeze(1), list(wanted)).squeeze(1)
+        pool: Any = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
+        scaled: Tensor = pool(weights.unsqueeze(1), wanted).squeeze(1)
         total = scaled.flatten(1).sum(1)
         return scaled / total.reshape(-1, *[1] * len(size))
 
