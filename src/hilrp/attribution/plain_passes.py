@@ -13,7 +13,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -427,6 +427,15 @@ class Comparison:
             findings.unchecked.append("whether samples see each other: the model isn't deterministic")
             return False
         return True
+
+
+def run_first(model: nn.Module, x: Any) -> None:
+    """Runs a model on the input, if it has not been looked at: what it keeps of its first call is of that."""
+    if model in _memory:
+        return
+    _memory[model] = _Memory()
+    with _as_it_was(x), suppress(Exception):  # what is wrong with it is said where it is explained
+        _output(model, x)
 
 
 def separating(count: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hilrp.attribution.cuda_graphs import Recorder
 from hilrp.attribution.forward_backward import Outcome, Pass
+from hilrp.attribution.plain_passes import run_first
 from hilrp.attribution.shared_reference import is_shared, run_as_one_sample
 from hilrp.engine.recompute import Outdated
 from hilrp.engine.tape import OtherWay, Tape, Tapes, of_steps
@@ -146,6 +147,7 @@ class Runner:
             return self.forward(x, target, batch, books, self.stages, reference=reference, tapes=tapes).outcome()
 
         if tapes is None and self.shares and is_shared(x, reference, batch):
+            run_first(self.model, x)
             compares = self.recorder is None or not self.recorder.is_recording
             try:
                 found = run(run_as_one_sample(self.model, self.rules, reference, batch, compares))
