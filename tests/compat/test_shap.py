@@ -506,8 +506,13 @@ def test_names_and_shapes_that_make_no_sense():
     for argument in ("session", "learning_phase_flags"):
         with pytest.raises(hilrp.InputError, match=f"{argument} is TensorFlow's"):
             ours.DeepExplainer(model, x, **{argument: 1})
-    with pytest.raises(hilrp.InputError, match="LayerRelevance"):
-        ours.DeepExplainer((model, model[2]), x)
+    with pytest.raises(hilrp.InputError, match=r"a tuple of 3: give a module, or the pair \(model, layer\)"):
+        ours.DeepExplainer((model, model[2], 1), x)
+    for layer, said in ((nn.ReLU(), "is no module of the model"), ("2", "layer='2' is a str")):
+        with pytest.raises(hilrp.InputError, match=said):
+            ours.DeepExplainer((model, layer), x)
+    with pytest.raises(hilrp.InputError, match=r"explainer\(X\): values at a layer.*shap_values"):
+        ours.DeepExplainer((model, model[2]), x)(x)
     with pytest.raises(hilrp.InputError, match=r"not a torch.nn.Module"):
         ours.DeepExplainer(lambda x: x, x)
     with pytest.raises(hilrp.InputError, match="choose from neutral, black"):
@@ -561,6 +566,27 @@ def test_scripts_of_the_gradient_explainer():
         ours.GradientExplainer(model, background, local_smoothing=0.5)
     with pytest.raises(hilrp.InputError, match="return_variances=True: nothing is drawn"):
         explainer.shap_values(x, return_variances=True)
+
+
+@pytest.mark.parametrize("name", ["DeepExplainer", "GradientExplainer"])
+def test_values_at_a_layer(name):
+    """shap's notebook on VGG: they are those of what the layer is given, and add up as the pixels' do."""
+    model, background, x = picture_model(), torch.randn(3, 3, 8, 8), torch.randn(2, 3, 8, 8)
+    given = (model, model[3]), background
+    values, ranks = getattr(ours, name)(*given, rules="epsilon").shap_values(x, ranked_outputs=2)
+    unchecked = {"check_additivity": False} if name == "DeepExplainer" else {}
+    drawn, known = getattr(theirs, name)(*given).shap_values(x, ranked_outputs=2, **unchecked)
+    assert values.shape == drawn.shape == (2, 4, 3, 3, 2)
+    assert torch.equal(ranks.long(), torch.as_tensor(known).long())
+    if name == "DeepExplainer":
+        assert np.abs(values - drawn).max() <= 1e-5
+    with torch.no_grad():
+        difference = (model(x).gather(1, ranks.long()) - model(background).mean(0)[ranks.long()]).numpy()
+    assert np.abs(values.sum((1, 2, 3)) - difference).max() < 1e-5
+    part = randomised(timm.create_model("resnet10t", num_classes=3))
+    beside = ours.DeepExplainer((part, part.layer1[0].conv2), torch.zeros(1, 3, 32, 32))
+    with pytest.raises(ours.AdditivityError):  # what goes around the layer is none of its
+        beside.shap_values(torch.randn(1, 3, 32, 32))
 
 
 class Squared(nn.Module):

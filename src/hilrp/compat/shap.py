@@ -24,9 +24,20 @@ import torch
 from torch import Tensor
 
 from hilrp.attribution.explainer import Explainer as _Explainer  # shap has one, too, which scripts mean
+from hilrp.attribution.explainer import unwrap
+from hilrp.attribution.explanation import Explanation as _Explanation
 from hilrp.attribution.references import Given, Question, Reference, asked, find
+from hilrp.attribution.stages import OF_INPUT
 from hilrp.compat.arrays import as_array, as_tensor, channels_last, column_names, repeated
-from hilrp.compat.asking import checked_size, evaluated, place_of, plain_scores, relative_to
+from hilrp.compat.asking import (
+    at_layer,
+    checked_size,
+    evaluated,
+    layer_paths,
+    place_of,
+    plain_scores,
+    relative_to,
+)
 from hilrp.compat.peers import peer
 from hilrp.method.rules import AnyRules
 from hilrp.util.errors import AuditWarning, BooksError, InputError
@@ -75,7 +86,8 @@ class DeepExplainer:
     spares the outputs that nobody asks for. The model is set to evaluation mode, as SHAP sets it.
 
     Args:
-        model: A module that returns ``[N,outputs]``, or ``[N]``.
+        model: A module that returns ``[N,outputs]``, or ``[N]``; or the pair of it and of a module in it: values are
+            then those of what that is given, ``[N,*its,outputs]``.
         data: The background: samples of each input, as a tensor or an array, a list of them if the model takes several,
             or a pandas DataFrame; or the name of a reference (``"mean"``: each picture's mean colour, ``"blurred"``),
             or one of `hilrp.references`.
@@ -116,12 +128,11 @@ class DeepExplainer:
         for name, given in (("session", session), ("learning_phase_flags", learning_phase_flags)):
             if given is not None:
                 raise InputError(f"{name} is TensorFlow's. Leave it out, and give a PyTorch model.")
-        if isinstance(model, tuple):
-            raise InputError(
-                "model is a tuple (model, layer). Give the model alone; for the relevance at a layer use "
-                'hilrp.compat.captum.LayerRelevance(model, layer), or hilrp.Explainer(model, keep=["path:input"]).'
-            )
+        model, *layers = model if isinstance(model, tuple) else (model,)
+        if len(layers) > 1:
+            raise InputError(f"model is a tuple of {1 + len(layers)}: give a module, or the pair (model, layer).")
         self.model = evaluated(model)
+        self._kept = [path + OF_INPUT for path in layer_paths(unwrap(self.model), layers, "layer")]
         self.feature_names: list[str] | None = None
         self._passes, self._batch = passes, batch
         self._several = isinstance(data, list)
@@ -137,7 +148,7 @@ class DeepExplainer:
             self._count = checked_size("data", self._background)
         start = self._reference or Given(self._in_form(self._background or []))
         self._strict, self._warning = (
-            _Explainer(self.model, rules, start, audit, None) for audit in ("strict", "warn")
+            _Explainer(self.model, rules, start, audit, None, keep=self._kept) for audit in ("strict", "warn")
         )
         self._on_background: Tensor | None = None
         if self._background is not None:
@@ -188,7 +199,7 @@ class DeepExplainer:
         ranks = self._ranks(score, ranked_outputs, output_rank_order)
         found = self._explained(x, score, ranks, check_additivity)
         stacked = [np.stack(each, -1) if score.ndim == 2 else each[0] for each in found.inputs]
-        values = stacked if self._several else stacked[0]
+        values = stacked if self._several and not self._kept else stacked[0]
         return values if ranked_outputs is None else (values, ranks)
 
     def __call__(self, X: Any, **others: Any) -> Any:
@@ -200,6 +211,8 @@ class DeepExplainer:
         DataFrame's columns, or numbers.
         """
         _refuse(others, "a call of DeepExplainer", "X")
+        if self._kept:
+            raise InputError("explainer(X): values at a layer are none of X's features. Use explainer.shap_values(X).")
         shap = peer("shap")
         parts = self._samples(X)
         x, count = self._in_form(parts), checked_size("X", parts)
@@ -221,7 +234,8 @@ class DeepExplainer:
     def _explained(self, x: Any, score: Tensor, ranks: Tensor, check: bool) -> _Values:
         """The values of the outputs that were chosen for each sample."""
         explainer = self._strict if check else self._warning
-        values: list[list[np.ndarray[Any, Any]]] = [[] for _ in (x if self._several else (x,))]
+        several = self._several and not self._kept
+        values: list[list[np.ndarray[Any, Any]]] = [[] for _ in (x if several else (x,))]
         bases = []
         rows = score if score.ndim == 2 else score.unsqueeze(1)
         for number in range(ranks.shape[1]):
@@ -235,7 +249,7 @@ class DeepExplainer:
                     )
                 except BooksError as error:
                     raise AdditivityError(f"{error} {_AS_WARNING}") from error
-                relevance = found.relevance if self._several else (found.relevance,)
+                relevance = found.relevance if several else (self._read(found),)
                 added = [t.double().reshape(count, len(score), *t.shape[1:]).sum(0).cpu().numpy() for t in relevance]
                 total = added if total is None else [a + b for a, b in zip(total, added, strict=True)]
                 base += scores.double().reshape(count, len(score)).sum(0).cpu()
@@ -252,6 +266,19 @@ class DeepExplainer:
             for kept, each in zip(values, means, strict=True):
                 kept.append(each)
         return _Values(values, torch.stack(bases, 1))
+
+    def _read(self, found: _Explanation) -> Tensor:
+        """The relevance of the input, or of what the layer is given."""
+        if not self._kept:
+            return found.relevance
+        path = self._kept[0].removesuffix(OF_INPUT)
+        at_it = at_layer(self._kept[0], found, path, "nothing is held fixed")
+        if not isinstance(at_it, Tensor) or len(at_it) != len(found.score) or found.layer_rows.get(self._kept[0]) != 1:
+            raise InputError(
+                f"model is (model, layer), and the layer `{path}` is given several tensors, or none with a row for "
+                "each sample. Give the block that it is in."
+            )
+        return at_it
 
     def _references(self, x: Any, chosen: Tensor) -> Iterator[tuple[Any, Reference, int, Tensor]]:
         """The references, some at once, with the samples for each of them one after the other.
@@ -355,7 +382,7 @@ class DeepExplainer:
                 )
         parts = self._tensors("X", X)
         for i, (part, own) in enumerate(zip(parts, self._background or parts, strict=False)):
-            if part.shape == own.shape[1:]:
+            if part.shape == own.shape[1:] and part.ndim:
                 raise InputError(f"X (input {i}) is a single sample: add an axis for samples, X[None].")
             if part.shape[1:] != own.shape[1:] or len(parts) != len(self._background or parts):
                 shapes, known = ([tuple(t.shape[1:]) for t in all_] for all_ in (parts, self._background or parts))
