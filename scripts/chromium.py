@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+#: So many seconds are waited for what always comes; on a machine that does much else it takes its time.
+PATIENCE = 180
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -49,7 +51,7 @@ def opened() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find(), args=FLAGS)
+        browser = driver.chromium.launch(executable_path=find(), args=FLAGS, timeout=PATIENCE * 1000)
         yield browser
         browser.close()
 
@@ -71,7 +73,7 @@ def served(env: Mapping[str, str] | None = None) -> Iterator[str]:
             yield said[-1].split()[2]
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(PATIENCE)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from PIL import Image
 
 pytest.importorskip("gradio")
 
+import gradio as gr
 from fastapi.testclient import TestClient
 
 import hilrp
 from helpers.pages import asked, begun, encoded, sent, uploaded
 from hilrp.app import pictures
 from hilrp.app.actions import Actions
+from hilrp.app.blocks import build
 from hilrp.app.comparison import Compared, Stoppable, compare
 from hilrp.app.components import passes, references
 from hilrp.app.models import Models
@@ -359,6 +362,32 @@ def test_what_was_sent_goes_with_the_tab(controller, tmp_path):
     assert path.exists()
     sessions.close("a")
     assert not path.exists()
+
+
+def test_a_list_that_is_entered_and_left_asks_nothing(controller, tmp_path):
+    """Gradio reports it as it reports a choice: what the list shows already."""
+    sessions = Sessions()
+    actions = Actions(controller, Uploads(tmp_path))
+    page, session = build(actions, sessions), sessions.of("a-tab-of-mine", "here")
+    controller.begin(session)
+    actions.label(session, "blue cross")
+    before = session.result
+    ids = {block.elem_id: number for number, block in page.blocks.items()}
+    events = {target: each.fn for each in page.fns.values() for target in each.targets}
+    tab = SimpleNamespace(session_hash="a-tab-of-mine")
+
+    def said(name, value):
+        answer = events[ids[name], "input"](tab, None, value)
+        return {part.elem_id: shown for part, shown in answer.items()}
+
+    label = str(session.loaded.index("blue cross"))
+    for name, value in (("scene", 14), ("model", session.loaded.name), ("label", label), ("reference", "mean")):
+        assert said(name, value) == {"status": gr.skip()}
+    assert session.result is before
+    assert said("scene", None)["status"] == ""
+    assert said("label", "0")["label"].value == "0"
+    assert said("reference", "black")["reference"].value == "black"
+    assert session.result is not before
 
 
 @pytest.mark.parametrize("box", ["/etc/passwd", "1,2,3", "1,2,3,4,5", "", "a, b, c, d"])

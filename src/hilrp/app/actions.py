@@ -49,6 +49,11 @@ class Actions:
         files = self.sent(session, (checkpoint, classes))
         self.controller.weights(session, name or "", files[0], files[1] if len(files) > 1 else None)
 
+    def scene(self, session: Session, index: int | None) -> None:
+        """A scene was chosen."""
+        if index is not None:
+            self.controller.scene(session, int(index))
+
     def predicted(self, session: Session, target: str) -> None:
         """One of the predictions was clicked."""
         self.controller.ask(session, target=target, against=None)

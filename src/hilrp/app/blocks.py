@@ -12,10 +12,11 @@ import gradio as gr
 from hilrp.app.actions import Actions
 from hilrp.app.answers import ASK
 from hilrp.app.comparison import CHOSEN, Compared, choices
-from hilrp.app.components import frame, links, marks, models, passes, references, said, wanted
+from hilrp.app.components import current_model, frame, links, marks, models, passes, references, said, wanted
 from hilrp.app.controller import not_comparable
 from hilrp.app.pictures import scenes
 from hilrp.app.relative import PASSES
+from hilrp.app.results import Result
 from hilrp.app.sessions import Session, Sessions
 from hilrp.app.stopping import Stopped
 from hilrp.app.table import comparison_table
@@ -153,7 +154,7 @@ class _Page:
         with self.blocks:
             self._on(self.blocks.load, controller.begin, [])
             self._on(self.files.upload, do.upload, [self.files], clears=[self.files])
-            self._on(self.scene.input, lambda session, index: controller.scene(session, int(index)), [self.scene])
+            self._on(self.scene.input, do.scene, [self.scene])
             self._on(self.pictures.input, controller.choose, [self.pictures])
             self._on(self.remove.click, controller.remove, [])
             self._on(self.model.input, controller.model, [self.model])
@@ -185,10 +186,13 @@ class _Page:
 
         def handle(request: gr.Request, progress: Any = _PROGRESS, *values: Any) -> dict[Any, Any]:
             session = self._session(request)
-            session.stop.set()  # a comparison is of what was there before
             with session.lock:
                 if session.gone.is_set():
                     return {self.status: ""}
+                # Gradio says so of a list, too, that was entered and left.
+                if values and (inputs[0], values[0]) in self._listed(session).items():
+                    return {self.status: gr.skip()}
+                session.stop.set()  # a comparison is of what was there before
                 session.cancelled.clear()
                 session.progress = lambda done, count: progress((done, count), desc="Running the model", unit="passes")
                 try:
@@ -266,6 +270,22 @@ class _Page:
             self.reference, self.passes, self.viewer, self.exports, self.code, self.compared, self.compare, self.why,
         ]  # fmt: skip
 
+    def _listed(self, session: Session) -> dict[Any, Any]:
+        """What each list shows."""
+        result, label = session.result, None
+        if isinstance(result, Result) and result.explanation.target is not None:
+            label = str(int(result.explanation.target[0]))
+        if session.prediction is not None and session.prediction.kind == "regions" and session.target is not None:
+            label = session.target.rpartition(":")[2]
+        return {
+            self.scene: None if session.picture is None else session.picture.number,
+            self.model: current_model(session),
+            self.label: label,
+            self.against: session.against or "",
+            self.rules: session.rules,
+            self.reference: session.reference or "",
+        }
+
     def _shown(self, session: Session, problems: list[str]) -> dict[Any, Any]:
         """All components as the session has them."""
         prediction, loaded, result = session.prediction, session.loaded, session.result
@@ -273,12 +293,9 @@ class _Page:
         kind = prediction.kind if prediction is not None else ""
         known = list(enumerate(loaded.classes or ())) if loaded is not None else []
         names = [(name, str(i)) for i, name in known[:_OFFERED]]
-        explained = result.explanation if result is not None else None
-        label = str(int(explained.target[0])) if explained is not None and explained.target is not None else None
-        if kind == "regions" and session.target is not None:
-            label = session.target.rpartition(":")[2]
+        listed = self._listed(session)
         typed = len(known) > _OFFERED
-        listed = any(c.target == session.target for c in offered)
+        clicked = any(c.target == session.target for c in offered)
         box = session.target.split(":")[1] if session.target and session.target.startswith("region:") else ""
         return {
             self.status: said(problems) + wanted(session),
@@ -287,21 +304,22 @@ class _Page:
                 [(p.name, token) for token, p in session.pictures.items()],
                 value=session.picture.token if session.picture else None,
             ),
-            self.scene: gr.Dropdown(visible=loaded is None or loaded.of_zoo)
-            if session.picture is not None and session.picture.scene is not None
-            else gr.Dropdown(value=None, visible=loaded is None or loaded.of_zoo),
+            self.scene: gr.update(value=listed[self.scene], visible=loaded is None or loaded.of_zoo),
             self.model: models(session, self.controller.models.names()),
             self.predictions: gr.Radio(
                 [(f"{c.name} ({c.figure})" if c.figure else c.name, c.target) for c in offered],
-                value=session.target if listed and session.against is None else None,
+                value=session.target if clicked and session.against is None else None,
                 label="Click to ask" if kind == "answers" else "What the model says: click to explain",
             ),
             self.label: gr.Dropdown(
-                names, value=label, allow_custom_value=typed, visible=kind in ("classes", "regions", "objects")
+                names,
+                value=listed[self.label],
+                allow_custom_value=typed,
+                visible=kind in ("classes", "regions", "objects"),
             ),
             self.against: gr.Dropdown(
                 [(_NOTHING, ""), *names],
-                value=session.against or "",
+                value=listed[self.against],
                 allow_custom_value=typed,
                 visible=kind == "classes",
             ),

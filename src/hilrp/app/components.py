@@ -29,11 +29,15 @@ def references(session: Session, **more: Any) -> Any:
 
 def models(session: Session, offered: list[str]) -> Any:
     """The models that there are, with the user's own and one that was fetched; a long name is shown whole below."""
-    names = [*session.own, *offered]
-    mine = next((name for name, own in session.own.items() if own.loaded is session.loaded), None)
-    current = mine or (session.loaded.name if session.loaded is not None else None)
+    names, current = [*session.own, *offered], current_model(session)
     names = names if current in names or current is None else [current, *names]
     return gr.Dropdown(names, value=current, info=current if current and len(current) > _LONG else None)
+
+
+def current_model(session: Session) -> str | None:
+    """What the model is called on the page."""
+    mine = next((name for name, own in session.own.items() if own.loaded is session.loaded), None)
+    return mine or (session.loaded.name if session.loaded is not None else None)
 
 
 def passes(session: Session) -> Any:

@@ -24,8 +24,9 @@ document.addEventListener("pointerdown", ({ target }) => {
 document.addEventListener("focusin", ({ target }) => {
   if (target.matches?.(lists)) target.select();
 });
-document.addEventListener("click", ({ target }) => {
-  if (target === entered) target.select(); // the pointer has put the caret somewhere
+// The pointer has put the caret somewhere, wherever it is released: what is there moves while the page is laid out.
+document.addEventListener("click", () => {
+  if (entered === document.activeElement && entered?.selectionStart === entered?.selectionEnd) entered?.select();
   entered = null;
 });
 // Gradio is dark where the browser asks for it, or the address (?__theme=dark): colours and the explanation follow.

@@ -49,6 +49,12 @@ class Picture:
     scene: Scene | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
+    @property
+    def number(self) -> int | None:
+        """The number of the scene, of one that can be chosen."""
+        found = re.fullmatch("scene ([0-9]+)", self.name) if self.scene is not None else None
+        return None if found is None else int(found[1])
+
     def thumbnail(self, side: int = 160) -> bytes:
         """A small one, as PNG."""
         small = self.image.copy()
