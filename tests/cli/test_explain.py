@@ -64,6 +64,9 @@ def test_a_folder(folder, tmp_path):
     result = invoke("explain", folder, "--model", "zoo/resnet", "-o", out)
     assert result.exit_code == 0, result.output
     assert "3 of 3 explained." in result.output
+    for stem in ("0", "1", "more/2"):
+        (sentence,) = json.loads((out / f"{stem}.json").read_text())["sentence"]
+        assert f"{stem}: {sentence}" in words(result)
     stems, kinds = ["0", "1", "more/2"], ("json", "npz", "png", "details.png")
     assert files(out) == sorted(["index.html", *(f"{stem}.{kind}" for stem in stems for kind in kinds)])
     scene = Scenes(seed=1)[2]
@@ -91,6 +94,7 @@ def test_the_page_needs_nothing_else(folder, tmp_path):
     assert "3 of 5 explained" in page
     assert "broken &amp; torn.png" in page
     assert "missing-*.png" in page
+    assert "; rules: secant; " in page
     for word in json.loads((out / "0.json").read_text())["verdict"]:
         assert meaning(Verdict(word), relative=True) in page
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from hilrp.attribution.error_bars import RegionSum, region_sum, standard_error
 from hilrp.attribution.kinds import Kind, main_input
 from hilrp.attribution.marking import Marked, marked, marked_part
+from hilrp.attribution.photographs import placed, restored, window_of
 from hilrp.attribution.sentences import sentence
 from hilrp.attribution.verdicts import Verdict, verdict
 from hilrp.method.ledger import REFERENCE, Ledger
@@ -313,6 +314,25 @@ class Explanation:
 
         return Image.fromarray(picture)
 
+    def photo_map(self, sample: int = 0, loaded: Any = None, photo: Any = None) -> Tensor:
+        """The map on the pixels of the photograph, ``[H,W]``: scaling and cropping are undone, its sum stays.
+
+        What the model did not see of the photograph holds zero; relevance of padding is no pixel's of it.
+
+        Args:
+            sample: Of which sample.
+            loaded: What `hilrp.load` returned.
+            photo: The photograph, or its file.
+
+        Example:
+            >>> import hilrp
+            >>> from PIL import Image
+            >>> loaded, photo = hilrp.load("zoo/resnet"), Image.new("RGB", (320, 240), "orange")
+            >>> hilrp.explain(loaded.model, loaded.batch([photo]), reference=0.0).photo_map(0, loaded, photo).shape
+            torch.Size([240, 320])
+        """
+        return placed(self.map[sample], window_of(loaded, photo))
+
     def plot(
         self,
         loaded: Any = None,
@@ -389,7 +409,10 @@ class Explanation:
         """Writes arrays (``path.npz``), two figures, and last the figures in numbers (``path.json``).
 
         The figures are `plot` (``path.png``) and `plot_details` (``path.details.png``). With several inputs the arrays
-        are named by them (``relevance/0`` or ``relevance/pixel_values``). Each file appears whole or not at all.
+        are named by them (``relevance/0`` or ``relevance/pixel_values``). With ``photos`` there are maps on their
+        pixels, too: ``photo_map``, ``[B,H,W]``, or ``photo_map/0``, ..., where they are of several sizes; not of
+        photographs with more than two million pixels, for which there is `photo_map`. Each file appears whole or not
+        at all.
 
         Args:
             path: Where, without an ending.
@@ -444,7 +467,8 @@ class Explanation:
 
         buffer = BytesIO()
         if kind == "npz":
-            np.savez_compressed(buffer, **self.arrays())
+            there = self._on_photos(loaded, photos) if photos is not None and self._has_map else {}
+            np.savez_compressed(buffer, **self.arrays(), **{name: _array(each) for name, each in there.items()})
         elif kind == "json":
             buffer.write(json.dumps(dict(facts or {}) | self.facts(), indent=1).encode())
         elif kind.removeprefix("details.") in ("png", "svg", "pdf"):
@@ -455,6 +479,11 @@ class Explanation:
         else:
             raise InputError(f"encode({kind!r}): choose from npz, json, png, svg, pdf, details.png, ...")
         return buffer.getvalue()
+
+    def _on_photos(self, loaded: Any, photos: Any) -> dict[str, Tensor]:
+        if isinstance(photos, Sequence) and len(photos) != len(self):
+            raise InputError(f"photos has {len(photos)} pictures, the explanation {len(self)} samples.")
+        return restored(self.map, [window_of(loaded, photos[i]) for i in range(len(self))])
 
     @property
     def _has_map(self) -> bool:

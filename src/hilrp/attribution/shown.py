@@ -19,6 +19,7 @@ from hilrp.attribution.kinds import Kind
 from hilrp.attribution.marking import DRAWN_AROUND, Marked, marked_part
 from hilrp.attribution.montages import montage
 from hilrp.attribution.panels import Panel, Words, classes_of, likelihood_of, names_of, panel
+from hilrp.attribution.photographs import window_of
 from hilrp.attribution.pictures import ends, figure_of, places
 from hilrp.attribution.plotting import displayable, draw
 from hilrp.attribution.sentences import sentence, titled
@@ -136,12 +137,7 @@ class Shown:
         if self.photos is None:
             return panel(self.explanation, sample, self._seen[sample], self._outline(sample), None, self.height)
         photo = self.loaded.photo(self.photos[sample])
-        window = self.loaded.window(photo)
-        if window is None:
-            raise InputError(
-                "photo: which part of it the model saw can't be told, since its preprocessing does more than scale, "
-                "crop and pad. Leave it out: what the model saw is drawn then."
-            )
+        window = window_of(self.loaded, photo)
         whole = np.asarray(photo.convert("RGB"), np.float32) / 255
         return panel(self.explanation, sample, whole, self._outline(sample), window, self.height)
 

@@ -42,6 +42,9 @@ from hilrp.models.picture_files import MEGAPIXELS, allow
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
 
+#: So many sentences are printed; of more explanations they are on the page.
+_SAID = 5
+
 
 @app.command()
 def explain(
@@ -149,7 +152,7 @@ def _summary(outcomes: list[Outcome], asked: int) -> None:
     done = sum(o.error is None for o in outcomes)
     if done:
         console.print(_table(outcomes))
-        for sentence in _explanations(outcomes):
+        for sentence in _sentences(outcomes) + _explanations(outcomes):
             console.print(escape(sentence), highlight=False)
     reused = sum(o.reused for o in outcomes)
     again = f" ({reused} of them by an earlier run)" if reused else ""
@@ -202,6 +205,12 @@ def _share(marked: dict[str, Any], i: int) -> str:
     """The part of what is explained that a region holds, with its standard error where it is known."""
     share, errors = marked["share"][i], marked["stderr"]
     return "" if share is None else share_text(share, None if errors is None else errors[i])
+
+
+def _sentences(outcomes: list[Outcome]) -> list[str]:
+    """What is said of each picture, where they are few: of more the page has it."""
+    found = [f"{o.label}: {each}" for o in outcomes for each in o.facts.get("sentence", ())]
+    return found if len(found) <= _SAID else []
 
 
 def _explanations(outcomes: list[Outcome]) -> list[str]:

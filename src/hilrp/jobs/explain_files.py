@@ -16,6 +16,7 @@ from torch import Tensor
 import hilrp
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.photographs import restored
 from hilrp.attribution.shown import Shown
 from hilrp.jobs.store import note, read_result, write_result
 from hilrp.jobs.target_text import ParsedTarget
@@ -35,8 +36,6 @@ from hilrp.util.regular_files import open_regular, printable
 _NOTED = 5
 #: The longest side of a photograph as it is drawn.
 _DRAWN = 1024
-#: Up to so many pixels maps are written on the pixels of the photograph, too.
-_RESTORED = 2 * 10**6
 
 
 @dataclass(frozen=True)
@@ -271,8 +270,9 @@ def _marked(found: Explanation, outlines: Tensor | None) -> dict[str, Any] | Non
 def _npz(found: Explanation, window: Window | None) -> bytes:
     """The arrays of an explanation, and its maps on the pixels of the photograph, where that isn't too large."""
     arrays = found.arrays()
-    if window is not None and window.size[0] * window.size[1] <= _RESTORED:
-        arrays["photo_map"] = window.restore(found.map.detach().float().cpu()).numpy()
+    if window is not None:
+        placed = restored(found.map, [window] * len(found))
+        arrays |= {name: each.numpy() for name, each in placed.items()}
     buffer = BytesIO()
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()

@@ -68,7 +68,7 @@ def _settings(facts: Mapping[str, Any]) -> str:
     """What was asked for, in words."""
     settings = facts["settings"]
     plain = ", ".join(f"{k} {v}" for k, v in settings["rules"].items() if v is not None)
-    rules = next((name for name, known in PRESETS.items() if vars(known) == settings["rules"]), plain)
+    rules = next((name for name, known in PRESETS.items() if known.described() == settings["rules"]), plain)
     said = [f"{settings['model']}, {settings['weights']}", f"target: {settings['target']}", f"rules: {rules}"]
     if settings.get("reference"):
         # Of a file the name alone would not say which.
