@@ -15,6 +15,7 @@ from fuzz.checks import (
     check,
     check_reference,
     check_same,
+    check_shared,
     gradient_times_input,
     ill_conditioned,
     references,
@@ -83,5 +84,6 @@ def _relative(case: Case, rng: Random, seed: int) -> list[Finding]:
         return []
     if not bool(before.isfinite().all()) or float(before.abs().max()) > 1e6 or ill_conditioned(case, None, reference):
         return []
-    findings, _ = check_reference(case, name, reference)
-    return [Finding(each.kind, f"[{kind}] {each.detail}") for each in findings]
+    findings, found = check_reference(case, name, reference)
+    findings = [Finding(each.kind, f"[{kind}] {each.detail}") for each in findings]
+    return findings + (check_shared(case, name, kind, reference) if found is not None and len(found) > 1 else [])

@@ -273,6 +273,28 @@ def check_same(kind: str, one: Any, other: Any, score: Tensor | None = None, los
     return findings
 
 
+def check_shared(case: Case, name: str, kind: str, reference: Any, twin: Case | None = None) -> list[Finding]:
+    """One reference for all samples (the last one's), which runs as one of them, and the same one for each."""
+    one = map_tensors(lambda t: t[-1:].expand(len(t), *t.shape[1:]), reference)
+    each = map_tensors(lambda t: torch.empty_like(t).copy_(t[-1:]), reference)
+    try:
+        with torch.no_grad():
+            if not bool(run(case.model, each).isfinite().all()) or ill_conditioned(case, twin, each):
+                return []
+    except (RuntimeError, ValueError):  # a domain that torch checks
+        return []
+    findings, expected = check_reference(case, name, each)
+    if expected is None:
+        return findings
+    found = explain(case, RELATIVE[name], one)
+    if isinstance(found, Finding):
+        return [*findings, Finding(f"{found.kind}, shared reference", f"[{kind}] {found.detail}")]
+    if found is None:
+        return [*findings, Finding("refusal, shared reference", f"[{kind}] one for each is explained")]
+    kind = f"a shared reference and one each ({name}, {kind})"
+    return findings + check_same(kind, found.relevance, expected.relevance, found.score, digits_lost(case, each))
+
+
 def references(x: Any, generator: torch.Generator) -> dict[str, Any]:
     """Zeros, another input, the input darkened, and the input but for a few elements (none in its first sample)."""
 

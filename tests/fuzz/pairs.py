@@ -21,6 +21,7 @@ from fuzz.checks import (
     check_prediction,
     check_reference,
     check_same,
+    check_shared,
     digits_lost,
     explain,
     gradient_times_input,
@@ -145,7 +146,7 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
                 f"batched and alone ({name}, {kind})", found.relevance[-1:], alone.relevance, alone.score, lost
             )
     findings += _along_a_chain(case, twin, name, kind, reference, rng)
-    return findings + (_shared(case, twin, name, kind, reference[-1:]) if program.batch > 1 else [])
+    return findings + (check_shared(case, name, kind, reference, twin) if program.batch > 1 else [])
 
 
 def _along_a_chain(case: Case, twin: Case, name: str, kind: str, reference: torch.Tensor, rng: Random) -> list[Finding]:
@@ -173,24 +174,6 @@ def _along_a_chain(case: Case, twin: Case, name: str, kind: str, reference: torc
         findings += check_same(f"a chain ({name}, {kind})", one.relevance, other.relevance, one.score, lost)
         findings += check_same(f"scores of a chain ({name}, {kind})", one.score, other.score)
     return findings
-
-
-def _shared(case: Case, twin: Case, name: str, kind: str, reference: torch.Tensor) -> list[Finding]:
-    """One reference for all samples, which runs as one of them, and the same one for each."""
-    each = torch.empty_like(case.x).copy_(reference)
-    with torch.no_grad():
-        if not bool(run(case.model, each).isfinite().all()) or ill_conditioned(case, twin, each):
-            return []
-    findings, expected = check_reference(case, name, each)
-    if expected is None:
-        return findings
-    found = explain(case, RELATIVE[name], reference)
-    if isinstance(found, Finding):
-        return [*findings, Finding(f"{found.kind}, shared reference", f"[{kind}] {found.detail}")]
-    if found is None:
-        return [*findings, Finding("refusal, shared reference", f"[{kind}] one for each is explained")]
-    kind = f"a shared reference and one each ({name}, {kind})"
-    return findings + check_same(kind, found.relevance, expected.relevance, found.score, digits_lost(case, each))
 
 
 def shrunk(program: Program, kind: str) -> Program:
