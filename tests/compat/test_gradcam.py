@@ -462,8 +462,9 @@ def test_arguments_that_make_no_sense():
         HiLRPCAM(model, [])
     with pytest.raises(hilrp.InputError, match="is no module of the model"):
         HiLRPCAM(model, [nn.ReLU()])
-    with pytest.raises(hilrp.InputError, match="target_layers='layer4' is a str"):
-        HiLRPCAM(model, ["layer4"])
+    for layers in (["layer4"], "layer4"):
+        with pytest.raises(hilrp.InputError, match="target_layers='layer4' is a str"):
+            HiLRPCAM(model, layers)
     with pytest.raises(hilrp.InputError, match="reshape_transform is for what layers have"):
         HiLRPCAM(model, reshape_transform=vit_reshape)
     with pytest.raises(hilrp.InputError, match=r"not a torch.nn.Module"):

@@ -235,9 +235,10 @@ def test_cosine_to_a_fixed_vector_conserves():
         torch.testing.assert_close(found.relevance.sum(1), found.score, rtol=1e-10, atol=1e-10)
 
 
-def test_lstm_conserves():
-    lstm = nn.LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True).double()
-    head = nn.Linear(8, 3).double()
+@pytest.mark.parametrize("projected", [0, 2])
+def test_lstm_conserves(projected):
+    lstm = nn.LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True, proj_size=projected).double()
+    head = nn.Linear(2 * (projected or 4), 3).double()
     model = Apply(lambda x: head(lstm(x)[0].mean(1))).eval()
     found = hilrp.explain(model, torch.randn(2, 6, 5, dtype=F64), 1, itemised=True, rules="hilrp")
     assert float(found.ledger.residual.max()) < 1e-10

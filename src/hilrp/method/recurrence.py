@@ -31,18 +31,20 @@ def recurrent(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
             x = x.transpose(0, 1) if batch_first else x
             rows = [x.shape[1]] * len(x)
         states = (states,) if isinstance(states, Tensor) else states
-        directions, per_cell = 2 if bidirectional else 1, 4 if has_biases else 2
+        directions = 2 if bidirectional else 1
+        per_cell = len(weights) // (layers * directions)
         last: list[State] = []
         for layer in range(layers):
             outputs = []
             for direction in range(directions):
                 number = layer * directions + direction
-                w_in, w_state, *biases = weights[number * per_cell : (number + 1) * per_cell]
-                b_in, b_state = biases or (None, None)
+                w_in, w_state, *others = weights[number * per_cell : (number + 1) * per_cell]
+                b_in, b_state = others[:2] if has_biases else (None, None)
+                projection = others[-1] if len(others) % 2 else None  # an LSTM's, of its output
                 entering = torch.nn.functional.linear(x, w_in, b_in)
                 first = tuple(each[number] for each in states)
                 steps = list(zip(entering.split(rows) if packed else entering, rows, strict=True))
-                hidden, state = _run(cell, steps[::-1] if direction else steps, first, w_state, b_state)
+                hidden, state = _run(cell, steps[::-1] if direction else steps, first, w_state, b_state, projection)
                 outputs.append((torch.cat if packed else torch.stack)(hidden[::-1] if direction else hidden))
                 last.append(state)
             x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
@@ -53,7 +55,12 @@ def recurrent(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _run(
-    cell: Cell, steps: list[tuple[Tensor, int]], first: State, weight: Tensor, bias: Tensor | None
+    cell: Cell,
+    steps: list[tuple[Tensor, int]],
+    first: State,
+    weight: Tensor,
+    bias: Tensor | None,
+    projection: Tensor | None,
 ) -> tuple[list[Tensor], State]:
     """The outputs of some steps, and the last states; each step has the first so many of the sequences.
 
@@ -66,7 +73,9 @@ def _run(
             if at < to:
                 own = tuple(_rows(each, at, to) for each in before)
                 recurring = torch.nn.functional.linear(own[0], weight, bias)
-                parts.append(cell(_rows(entering, at, to), recurring, own))
+                output, *rest = cell(_rows(entering, at, to), recurring, own)
+                output = output if projection is None else torch.nn.functional.linear(output, projection)
+                parts.append((output, *rest))
         following = tuple(map(_joined, zip(*parts, strict=True)))
         hidden.append(following[0])
         ended = [each[count:] for each in state if count < len(each)]
