@@ -64,6 +64,9 @@ def test_a_folder(folder, tmp_path):
     result = invoke("explain", folder, "--model", "zoo/resnet", "-o", out)
     assert result.exit_code == 0, result.output
     assert "3 of 3 explained." in result.output
+    for name in ("image", "target", "score", "on the", "reference", "difference", "residual", "verdict"):
+        assert name in result.output.partition("explained")[0]
+    assert "\u2026" not in result.output
     for stem in ("0", "1", "more/2"):
         (sentence,) = json.loads((out / f"{stem}.json").read_text())["sentence"]
         assert f"{stem}: {sentence}" in words(result)

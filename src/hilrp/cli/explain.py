@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -175,13 +176,13 @@ def _table(outcomes: list[Outcome]) -> Table:
     known = [o.facts for o in outcomes if o.facts.get("score")]
     relative = any(facts.get("relative_to") for facts in known)
     marked = [_share(facts["marked"], i) for facts in known if facts.get("marked") for i in range(len(facts["score"]))]
-    table = Table(Column("image", overflow="fold"), "target")
-    # Numbers stay in one piece.
+    table = Table(Column("image", overflow="fold"), "target", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    # Numbers and words stay in one piece, on a terminal of 80 columns, too.
     for name in ("score", "on the reference", "difference") if relative else ("score", "pixels' share"):
-        table.add_column(name, min_width=7)
+        table.add_column(name, min_width=max(7, *map(len, name.split())))
     if marked:
         table.add_column("in the outline", min_width=max(map(len, marked)))
-    table.add_column("residual", min_width=7)
+    table.add_column("residual", min_width=8)
     table.add_column("verdict", min_width=8)
     for outcome in outcomes:
         facts = outcome.facts

@@ -104,7 +104,7 @@ class Store:
     def _facts(self) -> dict[str, Any]:
         if not self._manifest.is_file():
             raise InputError(
-                f"{self.folder}: there is no run of `hilrp run` in it. Give the folder that was its --out."
+                f"{self.folder}: there is no run of `hilrp run` in it. Give the folder that was its --output."
             )
         return read_settings(self._manifest)
 
