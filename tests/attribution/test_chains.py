@@ -428,3 +428,13 @@ def test_forms_of_cells_and_fills(vit, pictures):
     found = hilrp.explain(vit, pictures, 0, "secant", passes=Chains(3, 2, cells=cells, fill=pictures * 0.5))
     assert bool((found.ledger.residual < 1e-10).all())
     assert "fill=(3, 3, 32, 32)" in repr(Chains(fill=pictures))
+
+
+@pytest.mark.parametrize("strides", [(90, 30, 5, 1), (90, 1, 15, 3), (1, 2, 6, 36)])
+@pytest.mark.parametrize("cells", [3, torch.arange(30).reshape(6, 5)])
+def test_states_lie_in_memory_as_the_input_does(strides, cells):
+    """A model may view its input, whatever order its axes have in memory."""
+    x = torch.empty_strided((2, 3, 6, 5), strides).copy_(torch.randn(2, 3, 6, 5))
+    for reference in (torch.zeros(2, 3, 6, 5), x.mean().expand(x.shape)):
+        states = list(Chains(steps=3, draws=2, cells=cells).chain(x, reference, reference, len(x), 0))
+        assert [state.stride() for state in states[1:]] == [strides] * 3

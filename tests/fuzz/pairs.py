@@ -152,7 +152,8 @@ def _relative(program: Program, case: Case, twin: Case, rng: Random) -> list[Fin
 def _along_a_chain(case: Case, twin: Case, name: str, kind: str, reference: torch.Tensor, rng: Random) -> list[Finding]:
     """Steps of a chain, of which each is handed what the one before has computed, and each step by itself."""
     generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    between = torch.where(torch.rand(case.x.shape, generator=generator) < 0.5, case.x, reference)
+    mixed = torch.where(torch.rand(case.x.shape, generator=generator) < 0.5, case.x, reference)
+    between = torch.empty_like(case.x).copy_(mixed)  # in memory as the input is
     states = [reference, between, case.x]
     pairs = list(pairwise(states))
     with torch.no_grad():

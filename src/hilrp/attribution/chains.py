@@ -143,7 +143,9 @@ class Chains:
         mask = 1 - self._mask(*order, self.steps - step) if turned else self._mask(*order, step)
         mask = mask.to(x)
         # Where nothing is hidden the state is the input to the bit, and where all is, the fill.
-        return torch.where(mask == 1, x, torch.where(mask == 0, fill, fill + mask * (x - fill)))
+        state = torch.where(mask == 1, x, torch.where(mask == 0, fill, fill + mask * (x - fill)))
+        # In memory as the input is, which the model may view.
+        return torch.empty_like(x).copy_(state)
 
     def _mask(self, order: Tensor, has_places: bool, step: int) -> Tensor:
         """How much of each place has joined after so many steps."""
