@@ -299,9 +299,9 @@ METHODS: dict[str, Method] = {
     "last attention": last_attention,
     "rollout": rollout,
     "token activation": token_activation,
-    "greedy search": greedy_search,
     "centre Gaussian": centre,
     "chance": chance,
+    "greedy search": greedy_search,
 }
 
 
@@ -317,7 +317,7 @@ def curves(case: Case, maps: Sequence[Tensor], cells: int = CELLS) -> tuple[list
     for number, each in enumerate(maps):
         order = cells_of(each, cells).argsort(descending=True)
         place = order.argsort()
-        steps = torch.arange(0, cells * cells + 1, 4)
+        steps = torch.arange(0, cells * cells + 1, 8)
         removed = (place[None] >= steps[:, None]).reshape(-1, cells, cells)
         likely = [case.likelihoods(case.covered(kept))[:, number] for kept in (removed, ~removed)]
         deletion.append(float(likely[0].mean()))

@@ -1,7 +1,7 @@
 """Words of answers about scenes: where their maps lie, what they are worth, and how much of a word is language alone.
 
-    python benchmarks/answers.py                 # docs/results/figures/answers.csv.gz, about two hours on two cores
-    python benchmarks/answers.py --scenes 4      # a look
+    python benchmarks/answers.py                 # docs/results/figures/answers.csv.gz, about ten minutes of one core
+    python benchmarks/answers.py --scenes 120 --questions 3 --searched 20    # more words, some hours
 
 The models are the zoo's captioner and the one with a prejudice. Answered are questions about scenes that no model has
 seen; of answers that are right, to the word, all words are explained that speak of one object. The greedy search, which
@@ -30,7 +30,7 @@ from hilrp.answers.tokens import Span, words_of
 from hilrp.jobs.bench.metrics.localisation import energy, pointing
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.scenes import CLASSES, Scene, Scenes
-from hilrp.scenes.questions import Question, some_questions
+from hilrp.scenes.questions import Question, questions, some_questions
 
 _KEEP = runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "keep_figures.py"))
 Row = tuple[str, str, str, int, str]
@@ -42,10 +42,14 @@ MODELS = ("captioner", "captioner-prior")
 _SMALL = {"a", ",", "with", "and"}
 
 
-def asked(loaded: Loaded, scenes: Sequence[Scene], count: int) -> Iterator[tuple[Scene, Question, str]]:
-    """Questions about each scene, and what the model answers."""
+def asked(
+    loaded: Loaded, scenes: Sequence[Scene], count: int, colours: bool = False
+) -> Iterator[tuple[Scene, Question, str]]:
+    """Questions about each scene, and what the model answers; with all those for colours, if wanted."""
     for number, scene in enumerate(scenes):
-        for question in some_questions(scene, chance_of(number), count):
+        chosen = some_questions(scene, chance_of(number), count)
+        chosen += [each for each in questions(scene) if colours and each.kind == "colour" and each not in chosen]
+        for question in chosen:
             yield scene, question, answered(loaded, scene, question)
 
 
@@ -136,7 +140,7 @@ def priors(name: str, loaded: Loaded, scenes: Sequence[Scene], count: int) -> li
     rows: list[Row] = []
     chance = random.Random(SEED)
     found: dict[str, list[tuple[float, float]]] = {}
-    for scene, question, said in asked(loaded, scenes, count):
+    for scene, question, said in asked(loaded, scenes, count, colours=True):
         # A prejudice answers wrongly, and in as many words.
         if said != question.said and question.kind != "colour":
             continue
@@ -177,14 +181,28 @@ def in_corners(relevance: Tensor) -> float:
     return float(sums[:: CELLS - 1, :: CELLS - 1].sum() / sums.sum())
 
 
+def away_from_corners(loaded: Loaded, count: int) -> list[tuple[Scene, Case, list[int]]]:
+    """So many right answers about colours and textures in scenes whose corners are empty."""
+    found: list[tuple[Scene, Case, list[int]]] = []
+    for scene in Scenes(SEED, 100 * count):
+        union = torch.from_numpy(sum(thing.mask for thing in scene.things) > 0)
+        if len(scene.things) < 2 or in_corners(union.float()) > 0:
+            continue
+        question = next((each for each in questions(scene) if each.kind in ("colour", "texture")), None)
+        if question is not None and answered(loaded, scene, question) == question.said:
+            case = case_of(loaded, scene, question)
+            assert case is not None
+            found.append((scene, *case))
+        if len(found) == count:
+            break
+    return found
+
+
 def sinks(cases: Sequence[tuple[Scene, Case, list[int]]]) -> list[Row]:
     """What falls on the first token and on the corners of pictures, where nothing is."""
     rows: list[Row] = []
     number = 0
-    for scene, case, _ in cases:
-        union = torch.from_numpy(sum(thing.mask for thing in scene.things) > 0)
-        if in_corners(union.float()) > 0:
-            continue
+    for _, case, _ in cases:
         found = {
             "secant": explained(case).words,
             "hilrp": explained(case, rules="hilrp").words,
@@ -212,7 +230,7 @@ def sinks(cases: Sequence[tuple[Scene, Case, list[int]]]) -> list[Row]:
 
 
 def cost(name: str, method: Method, case: Case, repeats: int) -> list[Row]:
-    """Forward passes, time and memory of all words of an answer, and time relative to a pass forward and back."""
+    """Forward passes, time and memory of an answer's words, and time relative to a pass forward and back."""
     model: Any = case.loaded.model
     count = 0
 
@@ -222,7 +240,7 @@ def cost(name: str, method: Method, case: Case, repeats: int) -> list[Row]:
 
     hook = model.norm.register_forward_hook(note)
     try:
-        method(case)
+        first = timed(lambda: method(case), "cpu")
     finally:
         hook.remove()
     asked = case.asked
@@ -233,9 +251,9 @@ def cost(name: str, method: Method, case: Case, repeats: int) -> list[Row]:
 
     plain = plain_pass(scores, case.pixels)  # type: ignore[arg-type]
     ratios, times = [], []
-    for _ in range(repeats):
+    for again in range(repeats):
         base = timed(plain, "cpu")
-        times.append(timed(lambda: method(case), "cpu"))
+        times.append(timed(lambda: method(case), "cpu") if again or repeats > 1 else first)
         ratios.append(times[-1] / base)
     held = peak(lambda: method(case), "cpu") / peak(plain, "cpu") if repeats > 1 else float("nan")
     facts = {"forward passes": count, "seconds": min(times), "times a pass": min(ratios), "memory of a pass": held}
@@ -245,9 +263,11 @@ def cost(name: str, method: Method, case: Case, repeats: int) -> list[Row]:
 def main() -> None:
     """Reads the command line, measures, and writes the figures as they come."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenes", type=int, default=120)
-    parser.add_argument("--questions", type=int, default=3, help="of each scene")
-    parser.add_argument("--searched", type=int, default=20, help="answers that the greedy search explains, too")
+    parser.add_argument("--scenes", type=int, default=16, help="whose words are explained by all")
+    parser.add_argument("--questions", type=int, default=2, help="of each of these")
+    parser.add_argument("--priors", type=int, default=40, help="scenes whose priors are measured")
+    parser.add_argument("--clear", type=int, default=20, help="answers on scenes with nothing in their corners")
+    parser.add_argument("--searched", type=int, default=2, help="answers that the greedy search explains, too")
     parser.add_argument("--name", default="answers", help="of the file with the figures")
     chosen = parser.parse_args()
     scenes = [scene for scene in Scenes(SEED, 2 * chosen.scenes) if len(scene.things) > 1][: chosen.scenes]
@@ -260,11 +280,12 @@ def main() -> None:
     words = sum(len(labels) for _, _, labels in cases)
     print(f"{len(cases)} answers, {words} words", flush=True)
     rows: list[Row] = []
-    example = max((case for _, case, _ in cases), key=lambda case: len(case.spans))
-    rows += sinks(cases)
+    example = min((case for _, case, _ in cases), key=lambda case: len(case.spans))  # a word, of an answer of one
+    rows += sinks(away_from_corners(models["captioner"], chosen.clear))
+    several = [scene for scene in Scenes(SEED, 2 * chosen.priors) if len(scene.things) > 1][: chosen.priors]
     for name, loaded in models.items():
         started = time.perf_counter()
-        rows += priors(name, loaded, scenes, chosen.questions)
+        rows += priors(name, loaded, several, 1)
         print("priors of", name, f"{time.perf_counter() - started:.0f} s", flush=True)
     for name, method in METHODS.items():
         started = time.perf_counter()
@@ -273,10 +294,13 @@ def main() -> None:
         if name not in ("centre Gaussian", "chance"):
             rows += cost(name, method, example, 1 if name == "greedy search" else 5)
         if name == "greedy search":  # the others on the same words
-            for other in METHODS:
-                if other != name:
-                    again = measure(other, METHODS[other], few)
-                    rows += [(m, f"{o} (few)", figure, i, value) for m, o, figure, i, value in again]
+            count = sum(len(labels) for _, _, labels in few)
+            placed_or_worth = {figure for _, method, figure, _, _ in rows if method == "chance"}
+            rows += [
+                (model, f"{method} (few)", figure, number, value)
+                for model, method, figure, number, value in rows
+                if method in METHODS and figure in placed_or_worth and number < count
+            ]
         print(name, f"{time.perf_counter() - started:.0f} s", _KEEP["write"](chosen.name, rows), flush=True)
     print(len(rows), "values")
 

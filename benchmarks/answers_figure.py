@@ -21,6 +21,7 @@ from PIL import Image
 import hilrp
 from answers import SEED, answered, case_of
 from hilrp.attribution.plotting import AGAINST, FOR, blend
+from hilrp.attribution.sentences import number
 from hilrp.scenes import Scene, Scenes
 from hilrp.scenes.questions import questions
 
@@ -66,8 +67,8 @@ def bars(axis: Axes, name: str, scene: Scene) -> None:
     axis.invert_yaxis()
     axis.axvline(0, color="black", linewidth=0.8)
     axis.spines[["top", "right"]].set_visible(False)
-    share = "" if word.prior_share is None else f": {word.prior_share:.0%} without the picture"
-    axis.set_title(f"\u201cred\u201d by zoo/{name}{share}", fontsize=11, loc="left")
+    scores = f"{number(word.score)}, without the picture {number(word.prior)}"
+    axis.set_title(f"zoo/{name}: \u201cred\u201d scores {scores}", fontsize=10, loc="right")
 
 
 def main() -> None:
