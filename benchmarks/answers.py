@@ -299,7 +299,7 @@ def main() -> None:
             rows += [
                 (model, f"{method} (few)", figure, number, value)
                 for model, method, figure, number, value in rows
-                if method in METHODS and figure in placed_or_worth and number < count
+                if method in METHODS and method != name and figure in placed_or_worth and number < count
             ]
         print(name, f"{time.perf_counter() - started:.0f} s", _KEEP["write"](chosen.name, rows), flush=True)
     print(len(rows), "values")
