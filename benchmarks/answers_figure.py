@@ -26,7 +26,7 @@ from hilrp.scenes import Scene, Scenes
 from hilrp.scenes.questions import questions
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS_DRAWN = {"secant": "hilrp", "AttnLRP": "AttnLRP", "last attention": "attention, last layer"}
+METHODS_DRAWN = {"secant": "HiLRP", "AttnLRP": "AttnLRP", "last attention": "attention, last layer"}
 #: Bars are of these parts of a score.
 PARTS = ("the picture", "the prompt", "without any of them")
 
