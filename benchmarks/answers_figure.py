@@ -22,6 +22,7 @@ import hilrp
 from answers import SEED, answered, case_of
 from hilrp.attribution.plotting import AGAINST, FOR, blend
 from hilrp.attribution.sentences import number
+from hilrp.models.picture_files import opened
 from hilrp.scenes import Scene, Scenes
 from hilrp.scenes.questions import questions
 
@@ -91,7 +92,9 @@ def main() -> None:
         bars(axis, name, red)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    Image.open(buffer).convert("RGB").save(ROOT / "docs" / "answers.webp", quality=88, method=6)
+    buffer.seek(0)
+    with opened(buffer) as picture:
+        picture.convert("RGB").save(ROOT / "docs" / "answers.webp", quality=88, method=6)
     print(ROOT / "docs" / "answers.webp", case.answer)
 
 
