@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch import nn
 
 import hilrp
@@ -119,13 +120,32 @@ def test_cells_of_a_volume():
         hilrp.explain(Cells().eval(), x, 0, reference=0.0, passes=Chains(steps=2, draws=2, cells=cells[0]))
 
 
+@pytest.mark.parametrize("shape", [(5,), (5, 3)])
+def test_cells_of_a_table_and_of_tokens(shape):
+    """Columns that belong together join together: each cell's features get what the cell adds in the mean."""
+    cells = torch.tensor([0, 1, 0, 1, 1])
+    x = torch.rand(1, *shape, dtype=torch.float64)
+
+    class Product(nn.Module):
+        def forward(self, x):
+            own = x.reshape(len(x), 5, -1).sum(2)
+            return (own[:, cells == 0].sum(1) * own[:, cells == 1].sum(1))[:, None]
+
+    found = hilrp.explain(Product().eval(), x, 0, reference=0.0, passes=Chains(steps=2, draws=4, cells=cells))
+    # The parts of the product join one after the other: whatever is first adds nothing, in each pair of draws.
+    own = found.pair_maps[0]
+    torch.testing.assert_close(own[:, cells == 0].sum(1), own[:, cells == 1].sum(1), rtol=1e-9, atol=1e-12)
+    with pytest.raises(InputError, match=r"shape \(4,\), the input .*: give \(5,\)"):
+        hilrp.explain(Product().eval(), x, 0, passes=Chains(steps=2, draws=2, cells=cells[:4]))
+
+
 @pytest.mark.parametrize(
     ("kind", "shape", "pictures", "texts"),
     [
         (None, (7, 9, 8), 1, ["band 1 of 7", "0.", "pixel"]),
         (None, (1, 6, 9, 8), 1, ["axis 1, slice", "axis 2, slice", "axis 3, slice", "strongest along axis 1", "voxel"]),
         (None, (3, 12, 9, 8), 1, ["frame 1 of 12", "frame 12 of 12", "pixel"]),
-        ("sound", (30, 9), 1, ["time from left to right", "value"]),
+        ("sound", (30, 9), 1, ["time (axis 1) from left to right", "value"]),
         ("sound", (60,), 0, ["relevance by time"]),
         (None, (25,), 0, ["feature ", "5 others"]),
         (None, (6, 4), 0, ["token 5"]),
@@ -189,6 +209,37 @@ def test_bars_are_the_largest_features_by_name():
         found.plot(features=["a", "b"])
 
 
+def test_long_names_leave_room_for_the_sentence():
+    found = hilrp.explain(nn.Linear(4, 1).eval(), torch.ones(1, 4), 0)
+    for length in (30, 500):
+        figure = found.plot(features=[f"{i} {'long name' * length}"[:length] for i in range(4)])
+        figure.draw_without_rendering()
+        said = figure.axes[0].xaxis.label.get_window_extent()
+        names = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+        assert said.x1 <= figure.bbox.x1
+        assert min(name.x0 for name in names) >= 0
+
+
+def test_a_curve_has_each_place_in_full_width():
+    axis = explained((1, 1, 4, 4), batch=1).plot_details().axes[0]
+    assert axis.get_xlim() == (0.5, 1.5)
+    drawn = [collection.get_datalim(axis.transData) for collection in axis.collections]
+    assert all((box.x0, box.x1) == (0.5, 1.5) for box in drawn)
+
+
+def test_a_single_moment_that_is_marked_is_grey():
+    found = explained((9,), "sound", batch=1)
+    figure = found.plot(outlines=torch.eye(9)[4:5])
+    figure.set_dpi(100)
+    figure.draw_without_rendering()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels, axis = np.asarray(canvas.buffer_rgba())[..., :3], figure.axes[0]
+    columns = [int(axis.transData.transform((place, 0))[0]) for place in (5.3, 7.3)]
+    row = pixels.shape[0] - int(axis.get_window_extent().y1) + 3
+    assert [pixels[row, column].tolist() for column in columns] == [[0xDD] * 3, [0xFF] * 3]
+
+
 def test_kind_by_shape_and_model():
     pytest.importorskip("transformers")
     from torchvision.models.video import mc3_18
@@ -236,3 +287,67 @@ def test_what_is_no_picture_has_no_photograph():
         found.plot(photos=["a.jpg", "b.jpg"])
     alone = hilrp.explain(nn.Linear(1, 1).eval(), torch.rand(2, 1), 0)
     assert alone.map.shape == (2, 1)
+
+
+def test_shares_of_frames_are_those_of_the_map():
+    """Not of what is drawn, which is smoothed: that would spread what lies at a corner past the edge."""
+
+    class Corner(nn.Module):
+        def forward(self, x):
+            return (x[:, :, 0, 0, 0] + x[:, :, 2, 20, 20]).sum(1, keepdim=True)
+
+    found = hilrp.explain(Corner().eval(), torch.ones(1, 3, 4, 40, 40), 0, reference=0.0)
+    said = [label.text for label in montage(found, 0, None, 300).labels]
+    assert said == [f"frame {i} of 4: {share} %" for i, share in zip(range(1, 5), (50, 0, 50, 0), strict=True)]
+
+
+def test_shares_of_a_sum_of_zero_are_not_said():
+    class Balanced(nn.Module):
+        def forward(self, x):
+            return (x[:, :, 0] - x[:, :, 1]).flatten(1).sum(1, keepdim=True) * 0.1
+
+    found = hilrp.explain(Balanced().eval(), torch.full((1, 3, 2, 9, 9), 0.3), 0, reference=0.0)
+    assert [label.text for label in montage(found, 0, None, 300).labels] == ["frame 1 of 2", "frame 2 of 2"]
+
+
+def test_the_input_of_a_map_is_one_in_all_places():
+    """A row before a spectrogram is a sound, too, once the kind is known; what has no row for each sample is none."""
+
+    class Hears(nn.Module):
+        main_input_name = "input_values"
+
+        def forward(self, row, heard):
+            return row.sum(1, keepdim=True) + heard.square().flatten(1).sum(1, keepdim=True)
+
+    found = hilrp.explain(Hears().eval(), (torch.rand(2, 4), torch.rand(2, 1, 5, 8)), 0, passes=16)
+    assert found.kind == "sound"
+    assert found.map.shape == found.stderr.shape == (2, 5, 8)
+
+    class Tables(nn.Module):
+        def forward(self, tokens, weights):
+            return tokens.square().flatten(1) @ weights[:, :1]
+
+    with pytest.raises(InputError, match=r"kind='table': an input of shape \[B,6,2\] is none"):
+        hilrp.explain(Tables().eval(), (torch.rand(2, 6, 2), torch.rand(12, 7)), 0, kind="table")
+    assert list(hilrp.explain(Curved(4).eval(), {"x": torch.rand(2, 4)}, 0).ledger.arrived) == ["features"]
+
+
+def test_references_for_pictures_are_called_what_they_are():
+    names = {
+        ("volume", "mean"): "each slice's mean",
+        ("volume", "blurred"): "the blurred volume",
+        ("video", "mean"): "each frame's mean",
+        ("sound", "blurred"): "the blurred sound",
+        (None, "mean"): "the picture's mean colour",
+    }
+    for (kind, reference), name in names.items():
+        assert explained((4, 9, 8), kind, reference=reference).relative_to == name
+
+
+def test_waves_and_scans_by_the_model():
+    heard = nn.Sequential(nn.Conv1d(1, 2, 5), nn.ReLU(), nn.Flatten(), nn.Linear(112, 2)).eval()
+    assert Kind.of(torch.zeros(1, 1, 60)) is Kind.TOKENS
+    assert hilrp.explain(heard, torch.rand(1, 1, 60), 0).map.shape == (1, 60)
+    net = type("Net", (nn.Module,), {"__module__": "monai.networks.nets"})()
+    assert Kind.of(torch.zeros(1, 4, 3, 8, 8)) is Kind.VIDEO
+    assert Kind.of(torch.zeros(1, 4, 3, 8, 8), net) is Kind.VOLUME

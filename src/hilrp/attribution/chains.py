@@ -122,10 +122,13 @@ class Chains:
         self, x: Any, reference: Any, fill: Any, batch: int, draw: int, kind: Kind | None = None
     ) -> Iterator[Any]:
         """The states of one chain, from the reference to the input, which may be of a kind that was said."""
-        main = main_input(x, kind)
+        main = main_input(x, kind, batch)
 
         def axes(t: Tensor) -> tuple[int, ...]:
-            return main[1].axes(tuple(t.shape)) if main is not None and t is main[0] else places(t)
+            if main is None or t is not main[0]:
+                return places(t)
+            # Cells of features and of tokens are in the form of the map, too.
+            return main[1].axes(tuple(t.shape)) or ((1,) if isinstance(self.cells, Tensor) else ())
 
         own = [(i, t) for i, t in enumerate(tensors(x)) if _is_varied(t, batch)]
         orders = {id(t): (self._order(t, axes(t), i, draw // 2), bool(axes(t))) for i, t in own}
@@ -284,7 +287,7 @@ def pairs_of(draws: Sequence[Any], batch: int, kind: Kind | None = None) -> Any:
     if len(draws) < 4:
         return None
     columns = list(zip(*map(tensors, draws), strict=True))
-    main = main_input(draws[0], kind)
+    main = main_input(draws[0], kind, batch)
 
     def of_input(own: tuple[Tensor, ...]) -> Tensor:
         if not _is_varied(own[0], batch):

@@ -24,6 +24,8 @@ BARS = 20
 _BARRED = (Kind.TABLE, Kind.TOKENS)
 #: Letters a line of a sentence.
 _LETTERS = 84
+#: Letters of a name that figures have room for without being wider, the most that are drawn, and inches a letter.
+_SHORT, _LONG, _LETTER = 14, 60, 0.085
 
 
 def is_chart(kind: Kind, axes: tuple[int, ...]) -> bool:
@@ -54,7 +56,7 @@ def figure_of(
     figure = Figure() if drawing is None else drawing
     count = explanation.map.shape[1]
     tall = 0.26 * min(count, BARS + 1) + 2.2 if explanation.main_of(explanation.relevance)[1] in _BARRED else 3.6
-    figure.set_size_inches(8, tall * len(samples) + (0.4 if note else 0))
+    figure.set_size_inches(8 + _room(features), tall * len(samples) + (0.4 if note else 0))
     figure.set_layout_engine("constrained")
     rows = figure.subplots(len(samples), 1, squeeze=False)[:, 0]
     for axis, sample, said, region in zip(rows, samples, words, regions or [None] * len(samples), strict=True):
@@ -94,11 +96,12 @@ def draw_chart(  # type: ignore[no-untyped-def]
         sums = own.sum([i + 1 for i in others]) if others else own
         error = (sums.std(0) / len(own) ** 0.5).numpy()
     if region is not None and maps.ndim == 1:
+        marked = (np.asarray(region.detach().cpu(), np.float32) > 0.5).astype(float)
         axis.fill_between(
-            np.arange(len(curve)) + 1, 0, 1, where=np.asarray(region.cpu()) > 0.5, step="mid", color="#dddddd",
-            transform=axis.get_xaxis_transform(), linewidth=0,
-        )  # fmt: skip
-    _curve(axis, curve.numpy(), error, {Kind.VOLUME: "slice along axis 1", Kind.VIDEO: "frame"}.get(kind, "time"))
+            *_steps(marked), color="#dddddd", transform=axis.get_xaxis_transform(), linewidth=0, step="post"
+        )
+    time = "time" if maps.ndim == 1 else f"time (axis {along + 1})"
+    _curve(axis, curve.numpy(), error, {Kind.VOLUME: "slice along axis 1", Kind.VIDEO: "frame"}.get(kind, time))
 
 
 def names_of(kind: Kind, count: int, features: Sequence[str] | None) -> list[str]:
@@ -110,7 +113,24 @@ def names_of(kind: Kind, count: int, features: Sequence[str] | None) -> list[str
             f"features: give a list with the name of each of {count} {kind.places}"
             + ("." if isinstance(features, str) else f", not of {len(features)}.")
         )
-    return list(map(str, features))
+    return [shorten(name) for name in map(str, features)]
+
+
+def shorten(name: str) -> str:
+    """A name as it is drawn: the middle of a long one is left out.
+
+    Example:
+        >>> len(shorten("a name of a column " * 9)), shorten("age")
+        (60, 'age')
+    """
+    half = (_LONG - 1) // 2
+    return name if len(name) <= _LONG else f"{name[: _LONG - 1 - half]}\u2026{name[-half:]}"
+
+
+def _room(features: Sequence[str] | None) -> float:
+    """How much wider a figure is, in inches, so that long names leave room for bars and the sentence below them."""
+    longest = max((len(shorten(str(name))) for name in features), default=0) if features is not None else 0
+    return _LETTER * max(0, longest - _SHORT)
 
 
 def _bars(  # type: ignore[no-untyped-def]
@@ -138,15 +158,21 @@ def _bars(  # type: ignore[no-untyped-def]
         axis.spines[side].set_visible(False)
 
 
+def _steps(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values from edge to edge: each place, also one alone, the first and the last, has its full width."""
+    return np.arange(len(values) + 1) + 0.5, np.append(values, values[-1])
+
+
 def _curve(axis, values: np.ndarray, error: np.ndarray | None, along: str) -> None:  # type: ignore[no-untyped-def]
     """Relevance along an axis, above and below zero."""
-    places = np.arange(len(values)) + 1
-    axis.fill_between(places, values.clip(0), color=FOR, alpha=0.8, linewidth=0, step="mid")
-    axis.fill_between(places, values.clip(None, 0), color=AGAINST, alpha=0.8, linewidth=0, step="mid")
+    edges, values = _steps(values)
+    axis.fill_between(edges, values.clip(0), color=FOR, alpha=0.8, linewidth=0, step="post")
+    axis.fill_between(edges, values.clip(None, 0), color=AGAINST, alpha=0.8, linewidth=0, step="post")
     if error is not None:
-        axis.fill_between(places, values - error, values + error, color="#555555", alpha=0.4, linewidth=0, step="mid")
+        _, error = _steps(error)
+        axis.fill_between(edges, values - error, values + error, color="#555555", alpha=0.4, linewidth=0, step="post")
     axis.axhline(0, color="#555555", linewidth=0.8)
-    axis.margins(x=0)
+    axis.set_xlim(edges[0], edges[-1])
     axis.set_title(f"relevance by {along}", fontsize=9, loc="right")
     axis.tick_params(labelsize=8)
     for side in ("top", "right"):
@@ -165,7 +191,7 @@ def details(
 
     Stage maps are drawn of pictures alone.
     """
-    drawing.set_size_inches(11, 3.6 * len(samples))
+    drawing.set_size_inches(11 + _room(features), 3.6 * len(samples))
     drawing.set_layout_engine("constrained")
     axes = drawing.subplots(len(samples), 2, squeeze=False, width_ratios=[1.6, 1])
     if note:

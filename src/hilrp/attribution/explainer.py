@@ -195,7 +195,7 @@ class Explainer:
     ) -> Explanation:
         """Explains samples, all at once or in batches. See `explain`."""
         batch_size, x = check_input(x), ordinary(x)
-        check_kind(x, self.kind)
+        check_kind(x, self.kind, batch_size)
         question = Question(self.model, x, target, batch_size, self.kind)
         check_model(self.model)
         chains = Chains.of(passes)
@@ -246,6 +246,7 @@ class Explainer:
         check_model(self.model)
         states, chains = [ordinary(state) for state in states], Chains.of(passes)
         question = Question(self.model, states[-1], target, batches.pop(), self.kind)
+        check_kind(question.x, self.kind, question.batch)
         states = [*(_in_form(state, number, question) for number, state in enumerate(states[:-1])), states[-1]]
         target = settled(target, states[-1], question.output)
         if not callable(target) and not isinstance(target, Checked):  # what is asked of the input is asked of all
@@ -373,8 +374,8 @@ class Explainer:
         order = [name for stage in self.stages for name in of_stage(stage, found.sums)]
         # That of a chain is relative to its whole difference: that of a step may be zero.
         scale = torch.ones_like(ledger.score) if is_step else ledger.explained
-        main = main_input(x, self.kind, self.model)
-        if main is not None and isinstance(x, Tensor):
+        main = main_input(x, self.kind, batch, self.model)
+        if main is not None and len(ledger.inputs) < 2 and "words" not in ledger.inputs:
             ledger = replace(ledger, inputs={main[1].places: ledger.pixels})
         return Explanation(
             relevance=found.relevance,

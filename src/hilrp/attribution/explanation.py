@@ -101,7 +101,7 @@ class Explanation:
 
     def main_of(self, tree: Any) -> tuple[Tensor, Kind]:
         """The input that `map` is of, in something of the form of the input, and its kind."""
-        found = main_input(tree, self.kind)
+        found = main_input(tree, self.kind, len(self))
         if found is None:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors(tree)) or "none"
             raise InputError(f"No input has a map (the shapes are {shapes}); use .relevance.")
@@ -487,7 +487,7 @@ class Explanation:
 
     @property
     def _has_map(self) -> bool:
-        return main_input(self.relevance, self.kind) is not None
+        return main_input(self.relevance, self.kind, len(self)) is not None
 
     def arrays(self) -> dict[str, Any]:
         """What `save` writes into an npz, as numpy arrays by name: map, relevance, input, stages, scores."""

@@ -63,7 +63,7 @@ class Kind(StrEnum):
         | ``[B,C,H,W]`` | a picture; with more than four channels, bands |
         | ``[B,T,C,H,W]``, ``[B,3,T,H,W]``, or a model of films | a video |
         | ``[B,C,D,H,W]`` otherwise, or a model of scans | a volume |
-        | ``[B,L,E]`` | tokens |
+        | ``[B,L,E]`` | tokens; ``[B,1,T]`` for a model that convolves one channel in time, a sound |
         | ``[B,F]`` | a table |
         | up to four axes, and a model that listens | a sound |
 
@@ -79,10 +79,11 @@ class Kind(StrEnum):
         if t.ndim == 4:
             return Kind.PICTURE if t.shape[1] <= _COLOURS else Kind.BANDS
         if t.ndim == 5:
-            if _frames_first(t.shape) or (not _is_of(model, _SCANS) and (_is_of(model, _FILMS) or t.shape[1] == 3)):
-                return Kind.VIDEO
-            return Kind.VOLUME
-        return Kind.TOKENS if t.ndim == 3 else Kind.TABLE
+            filmed = _frames_first(t.shape) or t.shape[1] == 3 or _is_of(model, _FILMS)
+            return Kind.VIDEO if filmed and not _is_of(model, _SCANS) else Kind.VOLUME
+        if t.ndim == 3:
+            return Kind.SOUND if t.shape[1] == 1 and _takes_waves(model) else Kind.TOKENS
+        return Kind.TABLE
 
     def summed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The axes of an input that its map sums over: those of channels, bands, or the numbers of a token."""
@@ -150,27 +151,23 @@ def places(t: Tensor) -> tuple[int, ...]:
     return () if kind is None else kind.axes(tuple(t.shape))
 
 
-def main_input(tree: Any, kind: Kind | None, model: nn.Module | None = None) -> tuple[Tensor, Kind] | None:
+def main_input(tree: Any, kind: Kind | None, batch: int, model: nn.Module | None = None) -> tuple[Tensor, Kind] | None:
     """The input that a map is of, and its kind: the picture among several inputs, else the first that has a map.
 
     Args:
         tree: Something of the form of the input.
         kind: Its kind, where that is known.
+        batch: How many samples there are; what has no row for each of them has no map.
         model: The model that it is given to.
     """
-    candidates = [(t, Kind.of(t, model)) for t in tensors(tree)]
-    if kind is not None:
-        for t, found in candidates:
-            if found is not None and _fits(kind, t):
-                return t, kind
-        return None
-    chosen = [(t, found) for t, found in candidates if found is not None]
+    candidates = [(t, Kind.of(t, model)) for t in tensors(tree) if t.shape[:1] == (batch,)]
+    chosen = [(t, kind or found) for t, found in candidates if found is not None and (kind is None or _fits(kind, t))]
     return next((each for each in chosen if each[0].ndim == 4), chosen[0] if chosen else None)
 
 
-def check_kind(tree: Any, kind: Kind | None) -> None:
+def check_kind(tree: Any, kind: Kind | None, batch: int) -> None:
     """Raises if no input is of a kind that was given."""
-    if kind is None or main_input(tree, kind) is not None:
+    if kind is None or main_input(tree, kind, batch) is not None:
         return
     first = next((t for t in tensors(tree) if t.is_floating_point()), None)
     if first is None:
@@ -205,3 +202,8 @@ def _listens(model: nn.Module | None) -> bool:
         getattr(m, "main_input_name", None) in _HEARD or type(m).__module__.startswith("torchaudio")
         for m in (model, *model.children())
     )
+
+
+def _takes_waves(model: nn.Module | None) -> bool:
+    """Whether a model convolves a single channel along time."""
+    return model is not None and any(isinstance(m, nn.Conv1d) and m.in_channels == 1 for m in model.modules())

@@ -38,7 +38,7 @@ class Question:
     @property
     def main(self) -> tuple[Tensor, Kind] | None:
         """The input that the map is of, and its kind."""
-        return main_input(self.x, self.kind, self.model)
+        return main_input(self.x, self.kind, self.batch, self.model)
 
     def places(self, t: Tensor) -> tuple[int, ...]:
         """The axes along which one of the inputs has places."""

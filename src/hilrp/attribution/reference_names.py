@@ -14,6 +14,11 @@ from hilrp.attribution.references import Average, Blurred, ByForm, Colour, Const
 #: Plain greys that have names.
 _GREYS = {0.0: "black", 0.5: "grey", 1.0: "white"}
 _MEAN_COLOUR = "the picture's mean colour"
+#: What the mean of an input of four axes, over the last two, is called where these are no colours.
+_MEANS = {
+    Kind.BANDS: "each channel's mean", Kind.SOUND: "each channel's mean", Kind.VOLUME: "each slice's mean",
+    Kind.VIDEO: "each frame's mean",
+}  # fmt: skip
 
 
 def name_of(reference: Any, question: Question) -> str:
@@ -31,9 +36,9 @@ def name_of(reference: Any, question: Question) -> str:
             names = dict.fromkeys(_by_form(t, question) for t in by_form.varied(question))
             return " and ".join(names) or "the same input"
         case Mean():
-            return _MEAN_COLOUR
+            return _MEANS.get(_kind_of_images(question), _MEAN_COLOUR)
         case Blurred():
-            return "the blurred picture"
+            return f"the blurred {_kind_of_images(question).thing.removeprefix('the ')}"
         case Neutral():
             return "a neutral colour"
         case Colour(value=value) if value in _GREYS:
@@ -49,6 +54,12 @@ def name_of(reference: Any, question: Question) -> str:
         case Average(references=references):
             return f"the mean over {', '.join(name_of(each, question) for each in references)}"
     return "the reference given"
+
+
+def _kind_of_images(question: Question | None) -> Kind:
+    """What an input of four axes is, of which references for pictures can be made."""
+    main = None if question is None else question.main
+    return main[1] if main is not None and main[0].ndim == 4 else Kind.PICTURE
 
 
 def _by_form(t: Tensor, question: Question) -> str:
