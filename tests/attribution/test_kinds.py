@@ -329,7 +329,12 @@ def test_the_input_of_a_map_is_one_in_all_places():
 
     with pytest.raises(InputError, match=r"kind='table': an input of shape \[B,6,2\] is none"):
         hilrp.explain(Tables().eval(), (torch.rand(2, 6, 2), torch.rand(12, 7)), 0, kind="table")
-    assert list(hilrp.explain(Curved(4).eval(), {"x": torch.rand(2, 4)}, 0).ledger.arrived) == ["features"]
+    for name, said in (("pixel_values", "pixels"), ("prompt", "prompt")):
+        model = type(
+            "Takes", (nn.Module,), {"forward": lambda self, **x: next(iter(x.values())).square().sum((1, 2))}
+        )()
+        picture = {name: torch.rand(2, 3, 5, 5)}
+        assert list(hilrp.explain(model.eval(), picture, 0).ledger.arrived) == [said]
 
 
 def test_references_for_pictures_are_called_what_they_are():

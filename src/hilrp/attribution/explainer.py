@@ -42,6 +42,8 @@ from hilrp.util.nested import map_tensors, tensors
 Audit = Literal["strict", "warn", "off"]
 #: Called with how many passes are done, and how many there are.
 Progress = Callable[[int, int], None]
+#: What models of transformers call an input that has places: said of it is what these are.
+_SEEN = {"pixel_values", "input_values", "input_features"}
 
 
 def explain(
@@ -375,7 +377,7 @@ class Explainer:
         # That of a chain is relative to its whole difference: that of a step may be zero.
         scale = torch.ones_like(ledger.score) if is_step else ledger.explained
         main = main_input(x, self.kind, batch, self.model)
-        if main is not None and len(ledger.inputs) < 2 and "words" not in ledger.inputs:
+        if main is not None and (isinstance(x, Tensor) or (len(ledger.inputs) == 1 and set(ledger.inputs) <= _SEEN)):
             ledger = replace(ledger, inputs={main[1].places: ledger.pixels})
         return Explanation(
             relevance=found.relevance,
