@@ -1,6 +1,6 @@
 """Words of answers about scenes: where their maps lie, what they are worth, and how much of a word is language alone.
 
-    python benchmarks/answers.py                 # docs/results/figures/answers.csv.gz, about ten minutes of one core
+    python benchmarks/answers.py                 # docs/results/figures/answers.csv.gz, a quarter of an hour of one core
     python benchmarks/answers.py --scenes 120 --questions 3 --searched 20    # more words, some hours
 
 The models are the zoo's captioner and the one with a prejudice. Answered are questions about scenes that no model has
@@ -263,11 +263,11 @@ def cost(name: str, method: Method, case: Case, repeats: int) -> list[Row]:
 def main() -> None:
     """Reads the command line, measures, and writes the figures as they come."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenes", type=int, default=16, help="whose words are explained by all")
+    parser.add_argument("--scenes", type=int, default=40, help="whose words are explained by all")
     parser.add_argument("--questions", type=int, default=2, help="of each of these")
     parser.add_argument("--priors", type=int, default=40, help="scenes whose priors are measured")
     parser.add_argument("--clear", type=int, default=20, help="answers on scenes with nothing in their corners")
-    parser.add_argument("--searched", type=int, default=2, help="answers that the greedy search explains, too")
+    parser.add_argument("--searched", type=int, default=4, help="answers that the greedy search explains, too")
     parser.add_argument("--name", default="answers", help="of the file with the figures")
     chosen = parser.parse_args()
     scenes = [scene for scene in Scenes(SEED, 2 * chosen.scenes) if len(scene.things) > 1][: chosen.scenes]
