@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from hilrp.attribution.error_bars import standard_error
 from hilrp.attribution.kinds import Kind
 from hilrp.attribution.panels import Words
 from hilrp.attribution.plotting import AGAINST, FOR, as_text, draw_ledger
@@ -81,7 +82,7 @@ def draw_chart(  # type: ignore[no-untyped-def]
     pairs = explanation.pair_maps
     own = None if pairs is None else pairs[sample].detach().float().cpu()
     if kind in _BARRED:
-        errors = None if own is None else (own.std(0) / len(own) ** 0.5).numpy()
+        errors = None if own is None else standard_error(own[None])[0].numpy()
         _bars(axis, maps.numpy(), errors, names_of(kind, maps.shape[0], features), region)
         return
     if kind is Kind.BANDS:
@@ -94,7 +95,7 @@ def draw_chart(  # type: ignore[no-untyped-def]
     error = None
     if own is not None:
         sums = own.sum([i + 1 for i in others]) if others else own
-        error = (sums.std(0) / len(own) ** 0.5).numpy()
+        error = standard_error(sums[None])[0].numpy()
     if region is not None and maps.ndim == 1:
         marked = (np.asarray(region.detach().cpu(), np.float32) > 0.5).astype(float)
         axis.fill_between(
