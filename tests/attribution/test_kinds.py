@@ -13,6 +13,7 @@ from torch import nn
 import hilrp
 from hilrp import Chains, InputError, Kind
 from hilrp.attribution.montages import montage
+from hilrp.attribution.references import Blurred
 
 #: A kind, an input of that kind, the shape of a sample's map, and what its places and its reference are called.
 FORMS = [
@@ -23,7 +24,9 @@ FORMS = [
     ("volume", (4, 6, 5), (4, 6, 5), "volume", "voxels", "the volume's mean"),
     ("volume", (3, 4, 6, 5), (4, 6, 5), "volume", "voxels", "each channel's mean"),
     (None, (3, 4, 6, 5), (4, 6, 5), "video", "pixels", "each channel's mean"),
-    (None, (4, 3, 6, 5), (4, 6, 5), "video", "pixels", "each channel's mean"),
+    (None, (4, 3, 6, 5), (4, 6, 5), "frames", "pixels", "each channel's mean"),
+    ("video", (4, 3, 6, 5), (4, 6, 5), "frames", "pixels", "each channel's mean"),
+    ("frames", (3, 1, 6, 5), (3, 6, 5), "frames", "pixels", "the video's mean"),
     ("video", (4, 6, 5), (4, 6, 5), "video", "pixels", "the video's mean"),
     ("sound", (6, 9), (6, 9), "sound", "values", "the sound's mean"),
     ("sound", (1, 6, 9), (6, 9), "sound", "values", "the sound's mean"),
@@ -86,13 +89,19 @@ def test_chains_of_each_kind(kind, shape, own, name, places, reference):
 
 @pytest.mark.parametrize(
     ("kind", "shape", "summed"),
-    [("volume", (2, 3, 4, 5), 1), ("video", (4, 3, 5, 6), 2), ("sound", (5, 9), ()), ("tokens", (6, 4), 2)],
+    [
+        ("volume", (2, 3, 4, 5), 1),
+        ("frames", (4, 3, 5, 6), 2),
+        ("video", (3, 4, 5, 6), 1),
+        ("sound", (5, 9), ()),
+        ("tokens", (6, 4), 2),
+    ],
 )
 def test_map_of_a_linear_model_is_the_formula(kind, shape, summed):
     """Weight times difference to the mean (or to zero), summed over channels."""
     x = torch.randn(1, *shape, dtype=torch.float64)
     model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 1)).double().eval()
-    axes = {"volume": (2, 3, 4), "video": (1, 3, 4), "sound": (1, 2)}.get(kind)
+    axes = {"volume": (2, 3, 4), "frames": (1, 3, 4), "video": (2, 3, 4), "sound": (1, 2)}.get(kind)
     mean = x.mean(axes, keepdim=True) if axes else torch.zeros(())
     wanted = model[1].weight.detach().view(1, *shape) * (x - mean)
     found = hilrp.explain(model, x, 0, rules="epsilon", reference=mean.expand_as(x), kind=kind)
@@ -337,6 +346,121 @@ def test_the_input_of_a_map_is_one_in_all_places():
         assert list(hilrp.explain(model.eval(), picture, 0).ledger.arrived) == [said]
 
 
+class FirstFolded(nn.Module):
+    """Convolves pictures of frames, which come first."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, 2, 3)
+
+    def forward(self, x):
+        return self.convolution(x.flatten(0, 1)).square().mean((2, 3)).unflatten(0, x.shape[:2]).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "model", "kind", "own"),
+    [
+        ((3, 3, 8, 8), FirstFolded(3), "video", (3, 8, 8)),
+        ((1, 3, 8, 8), FirstFolded(3), "frames", (1, 8, 8)),
+        ((3, 1, 8, 8), FirstFolded(1), "frames", (3, 8, 8)),
+        ((5, 2, 8, 8), FirstFolded(2), "frames", (5, 8, 8)),
+        ((3, 1, 8, 8), nn.Conv3d(3, 2, (1, 3, 3)), "video", (1, 8, 8)),
+        ((2, 3, 8, 8), nn.Conv3d(2, 2, 3), "volume", (3, 8, 8)),
+        ((2, 3, 8, 8), nn.Flatten(), "frames", (2, 8, 8)),
+    ],
+)
+def test_which_axis_holds_frames_is_said_by_the_first_convolution(shape, model, kind, own):
+    """Not by sizes alone: videos of one frame, of three, and of one channel."""
+    found = hilrp.explain(model.eval(), torch.rand(2, *shape), lambda out: out.flatten(1).sum(1))
+    assert (found.kind, found.map.shape) == (kind, (2, *own))
+    said = hilrp.explain(model.eval(), torch.rand(2, *shape), lambda out: out.flatten(1).sum(1), kind="video")
+    assert said.kind == ("frames" if kind == "frames" else "video")
+    assert said.map.shape == (2, *own)
+
+
+def test_models_of_transformers_take_frames_first():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.VideoMAEConfig(
+        image_size=16, patch_size=8, num_frames=3, tubelet_size=1, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=1, intermediate_size=8, num_labels=2,
+    )  # fmt: skip
+    model = transformers.VideoMAEForVideoClassification(config).eval()
+    torch.manual_seed(0)
+    x = torch.rand(1, 3, 3, 16, 16)
+    found = hilrp.explain(model, x, 0)
+    assert found.kind == "frames"
+    torch.testing.assert_close(found.map, found.relevance.sum(2))
+    assert found.passes == 1
+    several = hilrp.explain(model, x, 0, passes=4)
+    torch.testing.assert_close(several.map, several.relevance.sum(2))
+
+
+def test_signals_of_several_channels_by_the_model():
+    """An electrocardiogram: twelve leads along time. Without a convolution a note says what was guessed."""
+    model = nn.Sequential(nn.BatchNorm1d(12), nn.Conv1d(12, 4, 7), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    found = hilrp.explain(model.eval(), torch.rand(2, 12, 50), 0)
+    assert (found.kind, found.map.shape) == ("sound", (2, 12, 50))
+    assert not any("tokens" in note for note in found.notes)
+    words = nn.Sequential(nn.Linear(50, 4), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)).eval()
+    guessed = hilrp.explain(words, torch.rand(2, 12, 50), 0)
+    assert guessed.kind == "tokens"
+    (note,) = guessed.notes
+    assert "of shape [B,12,50] is taken for tokens" in note
+    assert "kind='sound' if these are signals [B,C,T]" in note
+    (note,) = hilrp.explain(words, torch.rand(2, 12, 50), 0, kind="tokens").notes
+    assert "kind=" not in note
+
+    class Words(nn.Module):
+        """Convolves along words: the numbers of a word are its channels."""
+
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv1d(50, 2, 3)
+
+        def forward(self, x):
+            return self.convolution(x.mT).square().mean(2)
+
+    assert hilrp.explain(Words().eval(), torch.rand(2, 12, 50), 0).kind == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "mean", "blurred"),
+    [
+        (None, (1, 4, 9, 8), "the volume's mean", "the blurred volume"),
+        (None, (2, 4, 9, 8), "each channel's mean", "the blurred volume"),
+        (None, (3, 4, 9, 8), "each channel's mean", "the blurred video"),
+        ("frames", (4, 3, 9, 8), "each channel's mean", "the blurred video"),
+    ],
+)
+def test_references_of_volumes_and_videos(kind, shape, mean, blurred):
+    """A mean over all places; a blur by scipy's bell, of videos frame by frame."""
+    ndimage = pytest.importorskip("scipy.ndimage")
+    found = explained(shape, kind, batch=1, reference="mean")
+    places = tuple(found.kind.axes((1, *shape)))
+    torch.testing.assert_close(found.reference, found.input.mean(places, keepdim=True).expand_as(found.input))
+    assert found.relative_to == mean
+    again = explained(shape, kind, batch=1, reference=Blurred(0.15))
+    assert again.relative_to == blurred
+    wanted = again.input.numpy()
+    for axis in places[-2 if "video" in blurred else -3 :]:
+        side = min(wanted.shape[-2:]) if axis in places[-2:] else wanted.shape[axis]
+        reach = int(3 * 0.15 * side)
+        wanted = ndimage.gaussian_filter1d(wanted, 0.15 * side, axis, radius=reach, mode="mirror")
+    np.testing.assert_allclose(again.reference.numpy(), wanted, rtol=1e-9, atol=1e-12)
+    with pytest.raises(InputError, match=r"no images \[B,C,H,W\], of which"):
+        explained(shape, kind, batch=1, reference="neutral")
+    with pytest.raises(InputError, match="volumes or videos of five axes, of which"):
+        explained((9,), batch=1, reference="mean")
+
+
+def test_samples_that_are_not_there():
+    found = explained((9,))
+    for samples in ([], [2], [0, -3]):
+        for draw in (found.plot, found.plot_details):
+            with pytest.raises(InputError, match=r"samples=\[.*\]: give at least one of the 2 samples, from 0 on"):
+                draw(samples=samples)
+
+
 def test_references_for_pictures_are_called_what_they_are():
     names = {
         ("volume", "mean"): "each slice's mean",
@@ -354,5 +478,5 @@ def test_waves_and_scans_by_the_model():
     assert Kind.of(torch.zeros(1, 1, 60)) is Kind.TOKENS
     assert hilrp.explain(heard, torch.rand(1, 1, 60), 0).map.shape == (1, 60)
     net = type("Net", (nn.Module,), {"__module__": "monai.networks.nets"})()
-    assert Kind.of(torch.zeros(1, 4, 3, 8, 8)) is Kind.VIDEO
+    assert Kind.of(torch.zeros(1, 4, 3, 8, 8)) is Kind.FRAMES
     assert Kind.of(torch.zeros(1, 4, 3, 8, 8), net) is Kind.VOLUME

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 BARS = 20
 #: What is drawn as bars.
 _BARRED = (Kind.TABLE, Kind.TOKENS)
+#: What curves go along; those of sounds, along time.
+_ALONG = {Kind.VOLUME: "slice along axis 1", Kind.VIDEO: "frame", Kind.FRAMES: "frame"}
 #: Letters a line of a sentence.
 _LETTERS = 84
 #: Letters of a name that figures have room for without being wider, the most that are drawn, and inches a letter.
@@ -102,7 +104,7 @@ def draw_chart(  # type: ignore[no-untyped-def]
             *_steps(marked), color="#dddddd", transform=axis.get_xaxis_transform(), linewidth=0, step="post"
         )
     time = "time" if maps.ndim == 1 else f"time (axis {along + 1})"
-    _curve(axis, curve.numpy(), error, {Kind.VOLUME: "slice along axis 1", Kind.VIDEO: "frame"}.get(kind, time))
+    _curve(axis, curve.numpy(), error, _ALONG.get(kind, time))
 
 
 def names_of(kind: Kind, count: int, features: Sequence[str] | None) -> list[str]:

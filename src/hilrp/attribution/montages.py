@@ -66,7 +66,7 @@ def montage(explanation: Explanation, sample: int, region: Tensor | None, height
     limit = _limit(shown)
     if kind is Kind.VOLUME:
         tiles = _slices(x, shown, around)
-    elif kind is Kind.VIDEO:
+    elif kind in (Kind.VIDEO, Kind.FRAMES):
         tiles = _frames(x, held, shown, around)
     elif kind is Kind.BANDS:
         each = smoothed(own)
@@ -131,7 +131,10 @@ def _bands(x: Tensor, own: Tensor, relevance: Tensor, region: Tensor | None) -> 
 
 
 def _spectrogram(x: Tensor, relevance: Tensor, region: Tensor | None) -> Tile:
-    """A spectrogram, with time from left to right and low frequencies at the bottom: the longer axis is time."""
+    """A spectrogram, with time from left to right and the first frequency or channel at the bottom.
+
+    The longer axis is time.
+    """
 
     def upright(t: Tensor) -> np.ndarray:
         first_is_time = relevance.shape[0] > relevance.shape[1]
@@ -139,7 +142,7 @@ def _spectrogram(x: Tensor, relevance: Tensor, region: Tensor | None) -> Tile:
 
     own = None if region is None else upright(region)
     time, frequency = (1, 2) if relevance.shape[0] > relevance.shape[1] else (2, 1)
-    label = f"time (axis {time}) from left to right, frequency (axis {frequency}) from bottom to top"
+    label = f"time (axis {time}) from left to right, axis {frequency} (frequency or channel) from bottom to top"
     return Tile(upright(_grey(x)), upright(relevance), own, label)
 
 

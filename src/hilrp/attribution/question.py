@@ -45,14 +45,24 @@ class Question:
         main = self.main
         return main[1].axes(tuple(t.shape)) if main is not None and t is main[0] else places(t)
 
-    def images(self, change: Callable[[Tensor], Tensor]) -> Any:
-        """The input with its images changed; whatever else the model is given stays."""
-        if not any(is_image(t) for t in tensors(self.x)):
+    def images(self, change: Callable[[Tensor], Tensor], deep: bool = False) -> Any:
+        """The input with its images changed; whatever else the model is given stays.
+
+        Args:
+            change: What is done to each.
+            deep: Whether volumes and videos are changed, too.
+        """
+
+        def has_places(t: Tensor) -> bool:
+            return is_image(t) or (deep and t.ndim == 5 and t.is_floating_point())
+
+        if not any(has_places(t) for t in tensors(self.x)):
+            others = ", volumes or videos of five axes" if deep else ""
             raise InputError(
-                "The input holds no images [B,C,H,W], of which this reference could be made. Give a number, or an "
-                "input like x, as the reference."
+                f"The input holds no images [B,C,H,W]{others}, of which this reference could be made. Give a number, "
+                "or an input like x, as the reference."
             )
-        return map_tensors(lambda t: change(t.detach()).to(t) if is_image(t) else t, self.x)
+        return map_tensors(lambda t: change(t.detach()).to(t) if has_places(t) else t, self.x)
 
     def coloured(self, colours: Tensor) -> Any:
         """The input with plain colours ``[B,C]`` for its images, or one ``[1,C]`` for all."""

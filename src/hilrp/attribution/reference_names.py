@@ -10,6 +10,7 @@ from hilrp.attribution.kinds import Kind
 from hilrp.attribution.neutral import Neutral
 from hilrp.attribution.question import Question
 from hilrp.attribution.references import Average, Blurred, ByForm, Colour, Constant, Given, Mean, find
+from hilrp.util.nested import tensors
 
 #: Plain greys that have names.
 _GREYS = {0.0: "black", 0.5: "grey", 1.0: "white"}
@@ -36,6 +37,9 @@ def name_of(reference: Any, question: Question) -> str:
             names = dict.fromkeys(_by_form(t, question) for t in by_form.varied(question))
             return " and ".join(names) or "the same input"
         case Mean():
+            deep = next((t for t in tensors(question.x) if t.ndim == 5), None) if question is not None else None
+            if question is not None and deep is not None:
+                return _by_form(deep, question)
             return _MEANS.get(_kind_of_images(question), _MEAN_COLOUR)
         case Blurred():
             return f"the blurred {_kind_of_images(question).thing.removeprefix('the ')}"
@@ -57,9 +61,9 @@ def name_of(reference: Any, question: Question) -> str:
 
 
 def _kind_of_images(question: Question | None) -> Kind:
-    """What an input of four axes is, of which references for pictures can be made."""
+    """What an input of four or five axes is, of which references for pictures can be made."""
     main = None if question is None else question.main
-    return main[1] if main is not None and main[0].ndim == 4 else Kind.PICTURE
+    return main[1] if main is not None and main[0].ndim in (4, 5) else Kind.PICTURE
 
 
 def _by_form(t: Tensor, question: Question) -> str:

@@ -8,7 +8,7 @@ on ``x0``: what makes this picture score higher than a grey one, than its own bl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from hilrp.attribution.checks import check_storage
 from hilrp.attribution.forward_backward import input_names
+from hilrp.attribution.kinds import Kind
 from hilrp.attribution.neutral import Neutral
 from hilrp.attribution.question import Question, is_image, normalisation
 from hilrp.util.errors import HilrpError, InputError
@@ -148,11 +149,12 @@ class Colour:
 
 @dataclass(frozen=True)
 class Mean:
-    """Each image's own mean colour."""
+    """Each image's own mean colour; of volumes and videos ``[B,C,...]`` the mean of each channel."""
 
     def __call__(self, question: Question) -> list[Any]:
         """The mean everywhere."""
-        return [question.images(lambda t: t.mean((2, 3), keepdim=True).expand_as(t))]
+        axes = _axes(question)
+        return [question.images(lambda t: t.mean(axes(t), keepdim=True).expand_as(t), deep=True)]
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,17 @@ class ByForm:
 
     def notes(self, question: Question) -> list[str]:
         """What should be said of it."""
-        shapes = ", ".join(_shape_of_samples(t) for t in self.varied(question) if not question.places(t))
-        if not shapes:
+        plain = [t for t in self.varied(question) if not question.places(t)]
+        if not plain:
             return []
-        return [f"relative to zero, since an input of shape {shapes} is no picture. Give reference= for something else"]
+        shapes, main = ", ".join(map(_shape_of_samples, plain)), question.main
+        # Nothing tells several signals beside each other from tokens but the model, and not every one.
+        guessed = main is not None and question.kind is None and main[1] is Kind.TOKENS and main[0].ndim == 3
+        signals = ", or kind='sound' if these are signals [B,C,T]" if guessed else ""
+        taken = "is no picture" if not guessed else "is taken for tokens"
+        return [
+            f"relative to zero, since an input of shape {shapes} {taken}. Give reference= for something else{signals}"
+        ]
 
 
 def _is_of_samples(t: Tensor, batch: int) -> bool:
@@ -203,8 +212,10 @@ def _shape_of_samples(t: Tensor) -> str:
 class Blurred:
     """Each image, blurred: what is left are its large shapes and colours.
 
+    Of videos each frame is, volumes are along all axes.
+
     Attributes:
-        sigma: The width of the bell, as a part of the image's smaller side.
+        sigma: The width of the bell, as a part of the image's smaller side; along a volume's first axis, of that.
     """
 
     sigma: float = 0.1
@@ -215,15 +226,29 @@ class Blurred:
 
     def __call__(self, question: Question) -> list[Any]:
         """The blurred images."""
-        return [question.images(self._blur)]
+        axes, main = _axes(question), question.main
+        films = main is not None and main[1] in (Kind.VIDEO, Kind.FRAMES)
+        return [question.images(lambda t: self._blur(t, axes(t)[-2 if films else -3 :]), deep=True)]
 
-    def _blur(self, t: Tensor) -> Tensor:
-        width = self.sigma * min(t.shape[-2:])
-        reach = min(int(3 * width), min(t.shape[-2:]) - 1)
+    def _blur(self, t: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """Along some axes, of which the last two are rows and columns."""
+        smaller = min(t.shape[axis] for axis in axes[-2:])
+        for axis in axes:
+            t = self._along(t, axis, smaller if axis in axes[-2:] else t.shape[axis])
+        return t
+
+    def _along(self, t: Tensor, axis: int, side: int) -> Tensor:
+        width = self.sigma * side
+        reach = min(int(3 * width), side - 1)
         bell = torch.exp(-(torch.arange(-reach, reach + 1, device=t.device, dtype=t.dtype) ** 2) / (2 * width**2))
-        bell = (bell / bell.sum()).expand(t.shape[1], 1, -1)
-        t = F.conv2d(F.pad(t, (reach, reach, 0, 0), "reflect"), bell.unsqueeze(2), groups=t.shape[1])
-        return F.conv2d(F.pad(t, (0, 0, reach, reach), "reflect"), bell.unsqueeze(3), groups=t.shape[1])
+        lines = t.movedim(axis, -1)
+        padded = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), "reflect")
+        return F.conv1d(padded, (bell / bell.sum())[None, None]).reshape(lines.shape).movedim(-1, axis)
+
+
+def _axes(question: Question) -> Callable[[Tensor], tuple[int, ...]]:
+    """The axes of places of an input of which a mean or a blurred form is made: of four axes the last two."""
+    return lambda t: (2, 3) if t.ndim == 4 else question.places(t)
 
 
 @dataclass(frozen=True)

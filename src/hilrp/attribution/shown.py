@@ -187,6 +187,8 @@ class Shown:
         """Which samples are drawn, and what is said of the others."""
         total = len(self.explanation)
         if samples is not None:
+            if not len(samples) or not all(-total <= i < total for i in samples):
+                raise InputError(f"samples={list(samples)}: give at least one of the {total} samples, from 0 on.")
             return list(samples), ""
         if total <= most:
             return list(range(total)), ""
