@@ -91,8 +91,8 @@ def explain(
         progress: With more than one pass, called after each with how many are done of the samples at hand, and how
             many there are.
         kind: What kind of thing the input is, for `Explanation.map` and figures: ``"picture"``, ``"bands"``,
-            ``"volume"``, ``"video"``, ``"frames"``, ``"sound"``, ``"table"`` or ``"tokens"``. By default it is told by the
-            axes of the input and by the model (`hilrp.Kind.of`).
+            ``"volume"``, ``"video"``, ``"frames"``, ``"sound"``, ``"table"`` or ``"tokens"``. By default it is told by
+            the axes of the input and by the model (`hilrp.Kind.of`).
 
     Example:
         >>> import torch, hilrp
