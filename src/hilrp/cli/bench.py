@@ -17,7 +17,6 @@ from rich.table import Table
 from hilrp.cli.base import app, console, errors, fail, make_folder, say_damaged
 from hilrp.cli.options import Checkpoint, Device, Methods, Models, check_device, named_models
 from hilrp.models.loading import DEFAULT_MODEL
-from hilrp.models.resolve import ZOO
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError, UnavailableError
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 @app.command()
 def bench(
     suite: Annotated[
-        str, typer.Option(metavar="NAME", help="quick, zoo, real, real-masks, paper or paper-voc.")
+        str, typer.Option(metavar="NAME", help="quick, zoo, photos, real, real-masks, paper or paper-voc.")
     ] = "quick",
     data: Annotated[
         str | None,
@@ -83,6 +82,7 @@ def bench(
             from hilrp.jobs.bench.grid import Grid
             from hilrp.jobs.bench.measures import MEASURES
             from hilrp.jobs.bench.methods.relevance import check_chains
+            from hilrp.jobs.bench.suites import OF_SCENES
             from hilrp.jobs.bench.suites import suite as by_name
         except ModuleNotFoundError as error:
             raise UnavailableError(
@@ -96,9 +96,7 @@ def bench(
         for name in measure or ():
             if name not in MEASURES:
                 raise InputError(f"--measure {name}: choose from {', '.join(MEASURES)}.")
-        # Models of the zoo know the objects of scenes and nothing else.
-        of_scenes = all(name.startswith(f"{ZOO}/") for name in chosen.models)
-        usual = (DEFAULT_MODEL,) if of_scenes and chosen.data != "scenes" else chosen.models
+        usual = (DEFAULT_MODEL,) if suite in OF_SCENES and chosen.data != "scenes" else chosen.models
         chosen = replace(
             chosen,
             models=named_models(model, checkpoint, usual),

@@ -322,6 +322,15 @@ def test_suites():
         suite("large")
 
 
+def test_the_suite_of_photographs_needs_a_folder_of_them():
+    photos = suite("photos", "somewhere")
+    assert photos.models == tuple(f"{name}-photo" for name in suite("zoo").models)
+    assert photos.methods == suite("zoo").methods
+    assert not {"classes", "effect"} & set(photos.measures)  # those know the objects of scenes
+    with pytest.raises(InputError, match=r"ten ImageNet classes.* Give --data"):
+        suite("photos")
+
+
 def test_the_suite_of_the_paper():
     """Ten architectures with published weights in timm; the paper's counts and its Shapley values."""
     paper, voc = suite("paper", "a"), suite("paper-voc", "b")

@@ -10,7 +10,7 @@ from hilrp.jobs.bench.context import Effort
 from hilrp.jobs.bench.measures import MEASURES
 from hilrp.jobs.bench.methods import METHODS
 from hilrp.util.errors import InputError
-from hilrp.zoo.architectures import ARCHITECTURES
+from hilrp.zoo.architectures import ARCHITECTURES, PHOTOS
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,11 @@ _SIZES = {
     ),
     "zoo": Effort(images=100, few=20, changed=100, runs=100, steps=16, shapley_images=50, permutations=64, cells=8),
     "real": Effort(images=400, few=20, changed=100, runs=100, steps=16, shapley_images=25, permutations=32, cells=8),
+    "photos": Effort(images=200, few=20, changed=100, runs=100, steps=16, shapley_images=25, permutations=16, cells=8),
 }
-SUITES = ("quick", "zoo", "real", "real-masks", "paper", "paper-voc")
+SUITES = ("quick", "zoo", "photos", "real", "real-masks", "paper", "paper-voc")
+#: Those whose models know the objects of scenes and nothing else.
+OF_SCENES = ("quick", "zoo")
 #: Models with published weights -> the names of their files.
 PUBLISHED = {
     "timm/deit_tiny_patch16_224": "deit_tiny_patch16_224",
@@ -105,10 +108,11 @@ _PAPER_DATA = {
 def suite(name: str, data: str | None = None) -> Suite:
     """A suite by name.
 
-    ``quick`` is a first look at four families; ``zoo`` the whole grid on the zoo; ``real`` published weights on
-    photographs with boxes, and ``real-masks`` on photographs with masks: these look for checkpoints and images where
-    HILRP_SHARED points. ``paper`` is the paper's benchmark, for who is online: its ten architectures with timm's
-    weights, ImageNet-S, Shapley values of superpixels; ``paper-voc`` is where maps lie on VOC 2007.
+    ``quick`` is a first look at four families; ``zoo`` the whole grid on the zoo; ``photos`` that on the zoo's models
+    of photographs, for a folder of theirs; ``real`` published weights on photographs with boxes, and ``real-masks`` on
+    photographs with masks: these look for checkpoints and images where HILRP_SHARED points. ``paper`` is the paper's
+    benchmark, for who is online: its ten architectures with timm's weights, ImageNet-S, Shapley values of superpixels;
+    ``paper-voc`` is where maps lie on VOC 2007.
     """
     measures = tuple(MEASURES)
     photographs = tuple(m for m in measures if not MEASURES[m].scenes)
@@ -118,6 +122,13 @@ def suite(name: str, data: str | None = None) -> Suite:
     if name == "zoo":
         zoo = tuple(f"zoo/{family}" for family in ARCHITECTURES)
         return Suite(zoo, _ALL + _RULES, measures, data or "scenes", _SIZES[name])
+    if name == "photos":
+        if data is None:
+            raise InputError(
+                "--suite photos is for photographs of ten ImageNet classes, which hilrp doesn't bring along. Give "
+                "--data a folder of them, with index.json or a folder for each class (Imagenette has them)."
+            )
+        return Suite(tuple(f"zoo/{family}" for family in PHOTOS), _ALL + _RULES, photographs, data, _SIZES[name])
     if name in ("real", "real-masks"):
         shared = Path(os.environ.get("HILRP_SHARED") or "../shared")
         if data is None and not shared.is_dir():
