@@ -19,6 +19,7 @@ from hilrp.method.registry import register
 from hilrp.method.rules import PRESETS, Rules
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import load
+from hilrp.models.recordings import Recording, read_file
 from hilrp.util.errors import (
     AuditError,
     AuditWarning,
@@ -48,6 +49,7 @@ __all__ = [
     "Ledger",
     "Loaded",
     "ModelError",
+    "Recording",
     "Rules",
     "TargetError",
     "TooLargeError",
@@ -56,6 +58,7 @@ __all__ = [
     "explain",
     "explain_answer",
     "load",
+    "read_file",
     "register",
     "targets",
 ]

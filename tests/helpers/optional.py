@@ -16,6 +16,7 @@ PACKAGES = {
     "lightning": "lightning",
     "hilrp.export.lightning": "lightning",
     "fiftyone": "fiftyone",
+    **{name: name for name in ("nibabel", "pydicom", "highdicom", "rasterio", "av", "soundfile")},
 }
 
 
