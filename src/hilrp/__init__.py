@@ -13,6 +13,8 @@ from hilrp.attribution.chains import Chains
 from hilrp.attribution.explainer import Explainer, explain
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.kinds import Kind
+from hilrp.attribution.tiled import TiledExplainer
+from hilrp.attribution.tiles import Tiles
 from hilrp.attribution.verdicts import Verdict
 from hilrp.method.ledger import Ledger
 from hilrp.method.registry import register
@@ -52,6 +54,8 @@ __all__ = [
     "Recording",
     "Rules",
     "TargetError",
+    "TiledExplainer",
+    "Tiles",
     "TooLargeError",
     "Verdict",
     "audit",

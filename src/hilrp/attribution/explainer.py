@@ -28,6 +28,7 @@ from hilrp.attribution.references import DEFAULT, ByForm, Given, Question, Refer
 from hilrp.attribution.runner import Runner
 from hilrp.attribution.single_samples import one_by_one
 from hilrp.attribution.stages import find_kept, find_stages, of_stage
+from hilrp.attribution.tiles import Tiles
 from hilrp.engine import messages
 from hilrp.engine.module_rules import ModuleRules
 from hilrp.engine.recompute import find_recomputed
@@ -59,6 +60,7 @@ def explain(
     passes: int | Chains = 1,
     progress: Progress | None = None,
     kind: str | None = None,
+    tiles: Tiles | None = None,
 ) -> Explanation:
     """Says how much higher a model's score is than on a reference, and decomposes that difference over the input.
 
@@ -93,6 +95,8 @@ def explain(
         kind: What kind of thing the input is, for `Explanation.map` and figures: ``"picture"``, ``"bands"``,
             ``"volume"``, ``"video"``, ``"frames"``, ``"sound"``, ``"table"`` or ``"tokens"``. By default it is told by
             the axes of the input and by the model (`hilrp.Kind.of`).
+        tiles: For pictures and volumes that are larger than what the model takes: how they are cut (`hilrp.Tiles`). The
+            model runs, and is explained, some tiles at a time; the map and the ledger are those of the whole.
 
     Example:
         >>> import torch, hilrp
@@ -102,7 +106,14 @@ def explain(
         >>> explanation.map.shape, bool(explanation.ledger.residual < 1e-4)
         (torch.Size([1, 8, 8]), True)
     """
-    explainer = Explainer(model, rules, reference, audit, stages, itemised, kind=kind)
+    if tiles is None:
+        explainer = Explainer(model, rules, reference, audit, stages, itemised, kind=kind)
+    else:
+        from hilrp.attribution.tiled import TiledExplainer  # which is an explainer, too
+
+        if stages not in ("auto", None):
+            raise InputError("stages: there are no maps of stages of tiles. Leave them out, or explain one tile.")
+        explainer = TiledExplainer(model, tiles, rules, reference, audit, itemised, kind=kind)
     return explainer.explain(x, target, batch, passes, progress)
 
 
@@ -311,18 +322,24 @@ class Explainer:
         kind = None if question.main is None else question.main[1]
         return AlongChains(chains, self._runner, self._explain, self._explained, self._unsound, kind)
 
-    def _explain(self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None = None) -> Explanation:
-        """Explains samples relative to one reference, or to none; as a step of a chain where there are tapes."""
+    def _explain(
+        self, x: Any, target: Target, batch: int, reference: Any, tapes: Tapes | None = None, is_step: bool = False
+    ) -> Explanation:
+        """Explains samples relative to one reference, or to none.
+
+        As a step of a chain, or a part of something else whose ledger is checked, where there are tapes or ``is_step``.
+        """
+        is_step = is_step or tapes is not None
         found, recorded = self._runner.outcome(x, target, batch, reference, tapes)
         if tapes is not None and tapes.played is not None and (found.read_outs or found.strangers):
             raise OtherWay("The model reads numbers out, which may be others on the reference.")
         if not found.shared:
-            return self._explained(found, recorded, x, target, batch, reference, is_step=tapes is not None)
+            return self._explained(found, recorded, x, target, batch, reference, is_step)
         try:
-            return self._explained(found, recorded, x, target, batch, reference, is_step=False)
+            return self._explained(found, recorded, x, target, batch, reference, is_step)
         except OtherWay:
             self._runner.shares = False
-            return self._explain(x, target, batch, reference, tapes)
+            return self._explain(x, target, batch, reference, tapes, is_step)
 
     def _explained(
         self, found: Outcome, recorded: bool, x: Any, target: Target, batch: int, reference: Any, is_step: bool
@@ -377,8 +394,6 @@ class Explainer:
         # That of a chain is relative to its whole difference: that of a step may be zero.
         scale = torch.ones_like(ledger.score) if is_step else ledger.explained
         main = main_input(x, self.kind, batch, self.model)
-        if main is not None and (isinstance(x, Tensor) or (len(ledger.inputs) == 1 and set(ledger.inputs) <= _SEEN)):
-            ledger = replace(ledger, inputs={main[1].places: ledger.pixels})
         return Explanation(
             relevance=found.relevance,
             input=map_tensors(Tensor.detach, x),
@@ -388,7 +403,7 @@ class Explainer:
             output=found.output,
             stages={name: found.maps[name] for name in order if name in found.maps},
             trace={"input": ledger.pixels / scale} | {name: found.sums[name] / scale for name in order},
-            ledger=ledger,
+            ledger=named_by_places(ledger, x, main),
             rules=self.rules,
             tolerance=limit,
             notes=notes,
@@ -490,6 +505,13 @@ class Explainer:
         if not self.rules.conserving or bool((ledger.residual <= limit).all()):
             return False
         return bool(ledger.difference.sum().abs() < 0.01 * ledger.difference.abs().sum())
+
+
+def named_by_places(ledger: Ledger, x: Any, main: tuple[Tensor, Kind] | None) -> Ledger:
+    """The ledger with what arrived at a single input named by what that consists of: pixels, voxels."""
+    if main is not None and (isinstance(x, Tensor) or (len(ledger.inputs) == 1 and set(ledger.inputs) <= _SEEN)):
+        return replace(ledger, inputs={main[1].places: ledger.pixels})
+    return ledger
 
 
 def _in_form(state: Any, number: int, question: Question) -> Any:

@@ -209,6 +209,21 @@ class Pass:
 
         With ``sample``, only that one's score is propagated, and the graph is kept for others.
         """
+        given = self._gradients(sample)
+        relevance = map_tensors(
+            lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
+        )
+        pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
+        return relevance, {name: r.double().reshape(len(r), -1).sum(1) for name, t, r in pairs if t.requires_grad}
+
+    def gradients(self) -> Any:
+        """What each number of the input counts in the score, in the form of the input; the graph is let go."""
+        given = self._gradients(None)
+        self.close()
+        return map_tensors(lambda t: given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves)
+
+    def _gradients(self, sample: int | None) -> dict[int, Tensor]:
+        """The gradients at the inputs that have some, by the identity of these."""
         seeds = torch.full_like(self.score, self.books.seed)
         if sample is not None:
             seeds = seeds * (torch.arange(len(seeds), device=seeds.device) == sample)
@@ -232,12 +247,7 @@ class Pass:
                     "the model make a new one."
                 ) from error
             raise ModelError(messages.failed_backward(error)) from error
-        given = {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
-        relevance = map_tensors(
-            lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
-        )
-        pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
-        return relevance, {name: r.double().reshape(len(r), -1).sum(1) for name, t, r in pairs if t.requires_grad}
+        return {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
 
     def close(self) -> None:
         """Lets go of the graph: modules that run again hold this pass, and the graph holds them."""
