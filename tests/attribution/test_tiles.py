@@ -358,3 +358,17 @@ def test_figures_and_files_of_a_tiled_explanation(tmp_path):
     found.save(tmp_path / "whole")
     assert all((tmp_path / f"whole.{ending}").stat().st_size for ending in ("png", "npz", "json"))
     assert "nothing is missing" in found.sentence()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+def test_the_input_may_stay_in_main_memory(rules):
+    """Tiles go to the model's device by themselves, and the map comes back."""
+    model, x, tiles = made(SmallUNet()), given(2, 3, 24, 28), Tiles(8, 0.5)
+    here = hilrp.explain(model, x, Region(1), rules, tiles=tiles)
+    model.cuda()
+    for there in (x, x.cuda()):
+        found = hilrp.explain(model, there, Region(1), rules, tiles=tiles)
+        assert found.relevance.device == there.device
+        assert torch.allclose(found.relevance.cpu(), here.relevance, rtol=1e-6, atol=1e-10)
+        assert float(found.ledger.residual.max()) < 1e-10
