@@ -302,6 +302,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="so many for training on photographs at most"
     )
+    parser.add_argument("--start", type=Path, help="a folder of weights of photographs to go on from")
     parser.add_argument("--limit", type=int, default=0, help="so many photographs at most; default: all")
     chosen = parser.parse_args()
     unknown = set(chosen.names) - set(ARCHITECTURES)
@@ -318,7 +319,9 @@ def main() -> int:
         file = chosen.photos / "train.npz"
         photos = photo_zoo.Photos.draw(file, chosen.teacher, chosen.device, chosen.seed, **options)
         recipes = {f"{name}-photo": photo_zoo.RECIPES[f"{name}-photo"] for name in names}
-        for card in photo_zoo.train(recipes, photos, round(photo_zoo.STEPS * chosen.steps), chosen.seconds):
+        for card in photo_zoo.train(
+            recipes, photos, round(photo_zoo.STEPS * chosen.steps), chosen.seconds, chosen.start
+        ):
             write(card, chosen.output)
         return 0
     with tempfile.TemporaryDirectory() as folder:
