@@ -23,9 +23,9 @@ from hilrp.pages.charts import trace, waterfall
 from hilrp.pages.parts import folded, inline, legend, page, safe, sheet
 from hilrp.pages.words import has_shares, surety, verdict
 
-#: What is said of the colours.
-_SATURATES = "Blue speaks against it, red for it. The strongest half per cent saturates."
-_STYLE = """
+#: What is said of the colours; the style of all pages of one explanation.
+SATURATES = "Blue speaks against it, red for it. The strongest half per cent saturates."
+STYLE = """
 main { max-width: 1180px; padding: 14px 18px 26px; } body { background: var(--card); }
 #headline { font-size: 17px; }
 h1 { font-size: 20px; } h2 { margin: 26px 0 6px; font-size: 17px; }
@@ -95,11 +95,10 @@ def viewer_page(
     seen = displayable(_image(explanation)) if picture is None else picture.permute(1, 2, 0).cpu().numpy()
     names = stages_shown(explanation, [0], all_stages=True)
     stages = {n: explanation.stages[n][0].detach().float().cpu().numpy() for n in names}
-    relative = explanation.relative_to is not None
     around, where = _region(explanation, asked)
     said = sentence(explanation, 0, title, around.held, where, against)
     title = titled(title, against) or "the score"
-    whole = "the difference" if relative else "the score"
+    whole = "the difference" if explanation.relative_to is not None else "the score"
     data = {
         "width": width,
         "height": height,
@@ -126,15 +125,12 @@ def viewer_page(
     noted = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in notes)
     label = f"{escape(title, quote=True)}: relevance on the picture"
     script = f"{sheet('maps.js')}{sheet('viewer.js')}"
-    inside = (
-        f"{_stages(explanation, names)}<h2>{'Where the score comes from' if relative else 'Where the score went'}</h2>"
-        f'<div class="scroll">{waterfall(explanation, relative_to=explanation.relative_to)}</div>{_notes(explanation)}'
-    )
+    inside = f"{_stages(explanation, names)}{ledger_of(explanation)}"
     body = f"""<h1>{escape(title)}</h1>
 <p id="headline" aria-live="polite">{escape(said.start)}<span id="held">{escape(said.held)}</span>{escape(said.end)}</p>
 <p class="soft">{escape(about)}</p>{noted}
 <div class="two"><div class="left"><canvas id="view" role="img" aria-label="{label}"></canvas>
-{legend('against it, <span id="low"></span>', '<span id="high"></span> per pixel, for it', _SATURATES)}</div>
+{legend('against it, <span id="low"></span>', '<span id="high"></span> per pixel, for it', SATURATES)}</div>
 <div class="right">{verdict(explanation)}
 <div class="controls">
 <label for="opacity">Opacity</label>
@@ -153,7 +149,7 @@ def viewer_page(
 {folded("Stage by stage, and the ledger", inside)}
 {folded("The same in Python", f"<pre>{escape(code)}</pre>") if code else ""}
 <script type="application/json" id="data">{safe(data)}</script><script>{script}</script>"""
-    return page(title, body, _STYLE)
+    return page(title, body, STYLE)
 
 
 def _region(explanation: Explanation, asked: Tensor | None) -> tuple[Marked, str]:
@@ -200,6 +196,13 @@ def _all_alike(explanation: Explanation) -> bool:
     """Whether all stages hold the same, so that a chart would be a straight line."""
     held_by = torch.stack([value[0] for value in explanation.trace.values()])
     return bool((held_by - held_by[0]).abs().max() <= 1e-3 * held_by[0].abs())
+
+
+def ledger_of(explanation: Explanation) -> str:
+    """The ledger of an explanation of one sample, and its notes, as HTML."""
+    head = "Where the score comes from" if explanation.relative_to is not None else "Where the score went"
+    chart = waterfall(explanation, relative_to=explanation.relative_to)
+    return f'<h2>{head}</h2><div class="scroll">{chart}</div>{_notes(explanation)}'
 
 
 def _notes(explanation: Explanation) -> str:

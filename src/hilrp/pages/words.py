@@ -62,7 +62,8 @@ def meanings(verdicts: Iterable[Verdict], relative: bool) -> str:
 def verdict(explanation: Explanation) -> str:
     """The verdict, what it means, and the figures behind it, as HTML."""
     word, ledger, relative_to = explanation.verdicts[0], explanation.ledger, explanation.relative_to
-    means = meaning(word, relative_to is not None)
+    kind = explanation.main_of(explanation.relevance)[1]
+    means = meaning(word, relative_to is not None).replace("pixel", kind.place)
     if relative_to is None:
         parts = [f"{name} hold {float(value[0] / ledger.score[0]):.1%}" for name, value in ledger.arrived.items()]
         kept = float(ledger.constants[0] / ledger.score[0])
@@ -73,8 +74,8 @@ def verdict(explanation: Explanation) -> str:
     else:
         before = float(ledger.score[0] - ledger.explained[0])
         figures = (
-            f"The score is {_exactly(ledger.score[0])}, and {with_minus(f'{before:.3f}')} on {relative_to}. The pixels "
-            f"hold {_exactly(ledger.pixels[0])} of the difference {_exactly(ledger.explained[0])}."
+            f"The score is {_exactly(ledger.score[0])}, and {with_minus(f'{before:.3f}')} on {relative_to}. The "
+            f"{kind.places} hold {_exactly(ledger.pixels[0])} of the difference {_exactly(ledger.explained[0])}."
         )
     missing = f"What is missing is {float(ledger.residual[0]):.0e} of the score."
     return f"<p>{badge(word, means)} {escape(means)}</p><p>{escape(figures)} {missing}</p>"
