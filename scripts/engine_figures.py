@@ -86,6 +86,7 @@ ROOMS = {
     "export": (1018, "to where runs are kept"),
     "verify": (640, "the theory in float64"),
     "jobs": (330, "long work that goes on"),
+    "concepts": (600, "channels, heads, directions"),
     "pages": (330, "pages that are single files"),
     "app": (330, "the page that is served"),
     "cli": (600, "the command line"),

@@ -16,7 +16,7 @@ from helpers.paths import DOCUMENTS, ROOT
 PACKAGE = Path(hilrp.__file__).parent
 #: From the ground up. ``hilrp`` itself is what a user imports: it stands on all that is above it in this list.
 ORDER = ["util", "scenes", "method", "engine", "targets", "attribution", "zoo", "models", "answers", "hilrp"]
-ORDER += ["verify", "jobs", "pages", "app", "cli", "compat", "export"]
+ORDER += ["verify", "jobs", "concepts", "pages", "app", "cli", "compat", "export"]
 #: Files in the root of the package: the names that users import.
 FILES = {"__init__.py", "__main__.py", "references.py", "texts.py"}
 

@@ -274,6 +274,17 @@ class Explainer:
             for before, state in pairwise(states)
         ]
 
+    def run_again(self, found: Explanation, target: Target) -> Pass:
+        """The forward pass of an explanation once more, with its graph, for other backward passes.
+
+        Args:
+            found: What `explain` returned, relative to one reference or to none.
+            target: What was explained, if that was a function.
+        """
+        chosen = target if callable(target) or found.target is None else Checked(found.target, found.against)
+        batch = len(found)
+        return self._runner.forward(found.input, chosen, batch, Books(batch, self.itemised), reference=found.reference)
+
     def _beside_larger_parts(self, found: Explanation, question: Question, size: int) -> None:
         """Notes whether samples that were explained in parts have the same scores in larger ones."""
         first = slice(0, min(question.batch, 2 * size))

@@ -84,6 +84,23 @@ class Outcome:
     shared: bool = False
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A tensor whose relevance a pass keeps, as long as its graph is there.
+
+    Attributes:
+        tensor: The tensor, with its graph.
+        value: What a gradient at it is multiplied with: its value, or its difference to the reference.
+        rows: How many of its rows are a sample's, one after the other; 0, where a sample has none of its own.
+        reading: The hook that reads its relevance.
+    """
+
+    tensor: Tensor
+    value: Tensor
+    rows: int
+    reading: torch.utils.hooks.RemovableHandle
+
+
 class Pass:
     """A model run forward under the engine, ready to be run backward.
 
@@ -111,6 +128,7 @@ class Pass:
         sums: Stage -> sum of relevance per sample, after `backward`.
         maps: Stage -> relevance map, after `backward`.
         layers: Kept module -> its relevance, after `backward`.
+        kept: Kept module -> the tensor itself, until `close`.
     """
 
     def __init__(
@@ -135,6 +153,7 @@ class Pass:
         self.maps: dict[str, Tensor] = {}
         self.layers: dict[str, Tensor] = {}
         self.layer_rows: dict[str, int] = {}
+        self.kept: dict[str, Kept] = {}
         self._keep, self._runs, self._held_at = keep, Counter[str](), list[tuple[str, Tensor, Tensor]]()
         self._channels_last: list[bool | None] = []
         self._stages, self._batch = stages, batch
@@ -209,30 +228,39 @@ class Pass:
 
         With ``sample``, only that one's score is propagated, and the graph is kept for others.
         """
-        given = self._gradients(sample)
-        relevance = map_tensors(
-            lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
-        )
+        relevance = self.relevance_of(self.gradients_from(None, self._seeds(sample), retain=sample is not None))
         pairs = zip(self.input_names, tensors(self._leaves), tensors(relevance), strict=True)
         return relevance, {name: r.double().reshape(len(r), -1).sum(1) for name, t, r in pairs if t.requires_grad}
 
     def gradients(self) -> Any:
         """What each number of the input counts in the score, in the form of the input; the graph is let go."""
-        given = self._gradients(None)
+        given = self._by_input(self.gradients_from(None, self._seeds(None), retain=False))
         self.close()
         return map_tensors(lambda t: given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves)
 
-    def _gradients(self, sample: int | None) -> dict[int, Tensor]:
-        """The gradients at the inputs that have some, by the identity of these."""
+    def _seeds(self, sample: int | None) -> Tensor:
+        """What the backward pass begins with at the score, or at that of one sample."""
         seeds = torch.full_like(self.score, self.books.seed)
         if sample is not None:
             seeds = seeds * (torch.arange(len(seeds), device=seeds.device) == sample)
+        return seeds
+
+    def gradients_from(self, of: Tensor | None, seeds: Tensor, retain: bool) -> list[Tensor | None]:
+        """The gradients of the inputs that relevance comes back to, from gradients at a tensor of the graph.
+
+        Args:
+            of: The tensor; by default the score.
+            seeds: The gradients there, with `Books.seed` in them.
+            retain: Whether the graph is kept for others.
+        """
         wanted = [t for t in tensors(self._leaves) if t.requires_grad]
         try:
             # In the types of the forward pass: the caller's autocast is not for what runs here.
             with torch.inference_mode(False), torch.autocast(self.score.device.type, enabled=False):
-                gradients = torch.autograd.grad(
-                    self._graph, wanted, seeds, retain_graph=sample is not None, allow_unused=True
+                return list(
+                    torch.autograd.grad(
+                        self._graph if of is None else of, wanted, seeds, retain_graph=retain, allow_unused=True
+                    )
                 )
         except RuntimeError as error:
             if (reason := shortage(error)) is not None and not isinstance(error, torch.OutOfMemoryError):
@@ -247,11 +275,23 @@ class Pass:
                     "the model make a new one."
                 ) from error
             raise ModelError(messages.failed_backward(error)) from error
+
+    def relevance_of(self, gradients: list[Tensor | None]) -> Any:
+        """Relevance in the form of the input, of what `gradients_from` returned."""
+        given = self._by_input(gradients)
+        return map_tensors(
+            lambda t: self._held(t) * given[id(t)] if id(t) in given else torch.zeros_like(t), self._leaves
+        )
+
+    def _by_input(self, gradients: list[Tensor | None]) -> dict[int, Tensor]:
+        """Gradients by the identity of the inputs that have some."""
+        wanted = [t for t in tensors(self._leaves) if t.requires_grad]
         return {id(t): g / self.books.seed for t, g in zip(wanted, gradients, strict=True) if g is not None}
 
     def close(self) -> None:
         """Lets go of the graph: modules that run again hold this pass, and the graph holds them."""
         self._graph = self.score
+        self.kept.clear()
 
     def outcome(self) -> Outcome:
         """Runs backward, and closes the books."""
@@ -382,7 +422,7 @@ class Pass:
                 if g is not None:
                     layers[key] = value * (g / books.seed)
 
-            t.register_hook(read)
+            self.kept[key] = Kept(t, value, self.layer_rows[key], t.register_hook(read))
 
     def _rows(self, t: Tensor, layout: Layout | None) -> int:
         """How many rows of a tensor are a sample's, one after the other; 0, where it has none of its own."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hilrp.method.linear import least_aside
+from hilrp.util.batched import is_batched
 from hilrp.util.pieces import in_pieces
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def shares_of(g: Tensor, ratio: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """The gradients of the two products, ``t = g |ratio|`` and ``sign(ratio) share t``."""
     if (fused := _fused(g, ratio)) is not None:
         return fused.shares_of(g, ratio, share)
+    if is_batched(g):
+        return g * ratio.abs(), g * (ratio * share)
     through = torch.mul(g, ratio)
     return torch.copysign(through, g), through.mul_(share)
 
@@ -70,6 +73,9 @@ def bounded_shares(g: Tensor, left: Tensor, bound: float) -> tuple[Tensor, Tenso
     """
     if (fused := _fused(g, left)) is not None:
         return fused.bounded_shares(g, left, bound)
+    if is_batched(g):  # what all have in common is computed once
+        aside = least_aside(left.abs(), bound)
+        return g * (1 - aside), g * (left * aside)
     direct, through = torch.empty_like(g), torch.empty_like(g)
     for own, part, to_direct, to_through in in_pieces(g, left, direct, through):
         aside = least_aside(part.abs(), bound).mul_(own)
@@ -176,7 +182,8 @@ def times_slope(g: Tensor, y: Tensor, a: Tensor) -> Tensor:
     """``g y / a``, in the memory of ``y``."""
     if (fused := _fused(y, a, g)) is not None:
         return fused.times_slope(g, y, a)
-    return y.div_(a).nan_to_num_(0.0, 0.0, 0.0).mul_(g)
+    slope = y.div_(a).nan_to_num_(0.0, 0.0, 0.0)
+    return slope * g if is_batched(g) else slope.mul_(g)
 
 
 def normalised_back(g: Tensor, inverse: Tensor, scale: Tensor | None, groups: tuple[int, ...], centre: bool) -> Tensor:
@@ -219,7 +226,7 @@ _WIDEST = 8192
 
 def _fused(*operands: Tensor, before: tuple[Tensor, ...] = ()) -> ModuleType | None:
     """The kernels, if there are any for these operands; those of the reference may be one sample for all."""
-    module = _triton() if operands[0].is_cuda else None
+    module = _triton() if operands[0].is_cuda and not is_batched(*operands) else None
     return module if module is not None and module.takes(*operands, before=before) else None
 
 

@@ -24,6 +24,7 @@ from hilrp.method.graph import graph_nodes
 from hilrp.method.ledger import Account
 from hilrp.method.linear import Gamma
 from hilrp.method.normalisation import Norm
+from hilrp.util.batched import is_batched
 from hilrp.util.nested import tensors
 
 
@@ -97,6 +98,8 @@ class _Linear:
     def back(self, g: Tensor, weight: Tensor, like: Tensor, onto: Tensor | None = None) -> Tensor:
         """``W^T g``, added to ``onto`` in place."""
         rows = g.flatten(0, -2)
+        if onto is not None and is_batched(onto):
+            return (rows @ weight).view(onto.shape) + onto
         found = rows @ weight if onto is None else onto.flatten(0, -2).addmm_(rows, weight)
         return found.view(*g.shape[:-1], weight.shape[1])
 

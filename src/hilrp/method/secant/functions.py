@@ -254,7 +254,9 @@ class _Selected(Function):
         index, index0, part, left, change = ctx.saved_tensors
         start = ctx.axes[0]
         g = g.reshape(index.shape)
-        flat = torch.zeros_like(change).scatter_add_(start, index, g * part).scatter_add_(start, index0, g * (1 - part))
+        flat = (
+            g.new_zeros(change.shape).scatter_add_(start, index, g * part).scatter_add_(start, index0, g * (1 - part))
+        )
         if left is not None:
             total = change.abs().sum(start, keepdim=True)
             flat += (g * left).sum(start, keepdim=True) * change.sign() / total.where(total > 0, 1)
