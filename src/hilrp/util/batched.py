@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def is_batched(*operands: Tensor) -> bool:
+def is_batched(*operands: object) -> bool:
     """Whether one of some tensors stands for several.
 
     A kernel of our own can't read it, and a tensor that stands for itself can't take it in place.
@@ -16,4 +16,4 @@ def is_batched(*operands: Tensor) -> bool:
         >>> torch.vmap(lambda t: t * is_batched(t))(torch.ones(2)), is_batched(torch.ones(2))
         (tensor([1., 1.]), False)
     """
-    return any(torch._C._functorch.is_batchedtensor(t) for t in operands)
+    return any(isinstance(t, Tensor) and torch._C._functorch.is_batchedtensor(t) for t in operands)
