@@ -114,7 +114,7 @@ def test_a_bell_in_the_middle_scores_as_chance_does():
     coverage = np.mean(masks, axis=0)
     area = coverage.mean()
     for width in (0.05, 0.125, 0.25, 0.33):
-        bell = centre_bell(128, 128, width).numpy()
+        bell = centre_bell(128, 128, part=width).numpy()
         assert (coverage * bell).sum() / bell.sum() == pytest.approx(area, rel=0.12), width
     # The middle itself, where a bell points.
     assert coverage[60:68, 60:68].mean() == pytest.approx(area, rel=0.2)

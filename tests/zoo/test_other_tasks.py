@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from importlib.resources import files
 
 import pytest
@@ -14,7 +12,7 @@ from torchvision.ops import generalized_box_iou
 from typer.testing import CliRunner
 
 import hilrp
-from helpers.paths import SCRIPTS
+from helpers.paths import script
 from hilrp.attribution.texts import ImageText, ImageTower, similarity
 from hilrp.cli import app
 from hilrp.models.libraries import zoo
@@ -26,14 +24,6 @@ from hilrp.zoo.architectures import detector, segmenter, towers
 from hilrp.zoo.towers import LENGTH, WORDS, pieces, tokenise
 
 X = torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def script(name):
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(SCRIPTS))
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +160,8 @@ def held_out(training, tmp_path_factory):
     return training.load(path, 300, "cpu")
 
 
-#: Trained by scripts of their own; the captioners are measured in test_captioner.py.
-ELSEWHERE = ("shortcut", "captioner", "captioner-prior")
+#: Trained by scripts of their own; most are measured in test_captioner.py and test_space_time.py.
+ELSEWHERE = ("shortcut", "captioner", "captioner-prior", "unet3d", "film")
 
 
 @pytest.mark.parametrize("name", [name for name in zoo.others() if name not in ELSEWHERE])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hilrp.scenes.background import background
+from hilrp.scenes.numbered import Numbered
 from hilrp.scenes.objects import CLASSES, COLOURS, SHAPES, TEXTURES, Array, Sprite, radius, sprite
 from hilrp.util.errors import InputError
 
@@ -112,10 +112,10 @@ class Scene:
                 f"without({label}): {CLASSES[label] if 0 <= label < len(CLASSES) else 'no class'} is not in this "
                 f"scene; it holds {self.caption}."
             )
-        return _compose(self._ground, kept)
+        return compose(self._ground, kept)
 
 
-class Scenes(Sequence[Scene]):
+class Scenes(Numbered[Scene]):
     """A collection of scenes.
 
     Number ``i`` of a seed is always the same one, however many there are and whatever came before.
@@ -133,6 +133,8 @@ class Scenes(Sequence[Scene]):
         ['a checked red cross', 'a checked yellow ring left of a striped yellow triangle']
     """
 
+    what = "scene"
+
     def __init__(
         self,
         seed: int = 0,
@@ -145,31 +147,10 @@ class Scenes(Sequence[Scene]):
             raise InputError(f"objects={objects}: give the least and the most, from 1 to {len(CLASSES)}.")
         if not 0 < area[0] <= area[1] <= 0.25:
             raise InputError(f"area={area}: give the least and the most, as parts of the picture, up to 0.25.")
-        if seed < 0:
-            raise InputError(f"seed={seed}: give a number from 0 on.")
         if size < 32:
             raise InputError(f"size={size}: objects can't be told apart in pictures of less than 32 pixels.")
-        self.seed, self.objects, self.area, self.size = seed, objects, area, size
-        self._length = count
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Scene]:
-        return (self[i] for i in range(self._length))
-
-    @overload
-    def __getitem__(self, index: int) -> Scene: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Scene]: ...
-    def __getitem__(self, index: Any) -> Any:
-        """Scene ``index``."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._length))]
-        number = index + self._length if index < 0 else index
-        if not 0 <= number < self._length:
-            raise IndexError(f"scene {index} of {self._length}")
-        return self._make(np.random.default_rng([self.seed, number]))
+        super().__init__(seed, count)
+        self.objects, self.area, self.size = objects, area, size
 
     def _make(self, rng: np.random.Generator) -> Scene:
         ground = background(rng, self.size)
@@ -181,12 +162,12 @@ class Scenes(Sequence[Scene]):
             if placed is not None:
                 sprites.append(placed[0])
                 kinds.append((int(label), placed[1]))
-        masks = _visible(sprites, self.size)
+        masks = visible(sprites, self.size)
         things = tuple(
             Thing(label, SHAPES[label // len(COLOURS)], COLOURS[label % len(COLOURS)], texture, mask, _part(mask, s))
             for (label, texture), mask, s in zip(kinds, masks, sprites, strict=True)
         )
-        return Scene(_compose(ground, sprites), things, ground, tuple(sprites))
+        return Scene(compose(ground, sprites), things, ground, tuple(sprites))
 
     def _place(self, rng: np.random.Generator, label: int, before: list[Sprite]) -> tuple[Sprite, str] | None:
         """An object in front of those before, where enough is seen of all; none if the picture is too full."""
@@ -200,12 +181,12 @@ class Scenes(Sequence[Scene]):
             y, x = np.clip(self.size * rng.uniform(-0.04, 1.04, 2), margin, self.size - margin)
             new = sprite(rng, shape, colour, texture, area, float(y), float(x))
             sprites = [*before, new]
-            if all(_part(m, s) >= VISIBLE for m, s in zip(_visible(sprites, self.size), sprites, strict=True)):
+            if all(_part(m, s) >= VISIBLE for m, s in zip(visible(sprites, self.size), sprites, strict=True)):
                 return new, texture
         return None
 
 
-def _visible(sprites: list[Sprite], size: int) -> list[Mask]:
+def visible(sprites: list[Sprite], size: int) -> list[Mask]:
     """Where each of several sprites is seen, when the later lie in front."""
     masks: list[Mask] = []
     for item in sprites:
@@ -223,7 +204,8 @@ def _part(mask: Mask, item: Sprite) -> float:
     return float(mask.sum() / (item.opacity >= 0.5).sum())
 
 
-def _compose(ground: Array, sprites: Sequence[Sprite]) -> Image:
+def compose(ground: Array, sprites: Sequence[Sprite]) -> Image:
+    """A picture of several sprites on a ground, the later in front."""
     picture = ground.copy()
     for item in sprites:
         outer, inner = item.window(len(ground))

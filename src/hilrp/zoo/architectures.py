@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hilrp.scenes import CLASSES
+from hilrp.scenes.films import CHANGES
+from hilrp.scenes.volumes import TISSUES
 
 SIZE = 128
 #: The side of a patch, of flat transformers.
@@ -142,11 +144,13 @@ class Architecture:
         title: What people call it.
         build: A fresh model with that many classes.
         classes: What the weights that come with the package tell apart.
+        shape: Of a sample that it takes.
     """
 
     title: str
     build: Callable[[int], nn.Module]
     classes: tuple[str, ...] = tuple(CLASSES)
+    shape: tuple[int, ...] = (3, SIZE, SIZE)
 
     def make(self, classes: int | None = None) -> nn.Module:
         """A fresh model: of its own classes, or with another number of them."""
@@ -231,6 +235,20 @@ def captioner() -> nn.Module:
     return Captioner(vit_encoder(), _FLAT["embed_dim"])
 
 
+def unet3d(classes: int = len(TISSUES)) -> nn.Module:
+    """A 3-D U-Net for volumes."""
+    from hilrp.zoo.space_time import UNet3D
+
+    return UNet3D(classes)
+
+
+def film(classes: int = len(CHANGES)) -> nn.Module:
+    """A network for films, which tells changes."""
+    from hilrp.zoo.space_time import FilmNet
+
+    return FilmNet(classes)
+
+
 #: Name -> architecture of those that are no classifiers.
 OTHERS = {
     "towers": Architecture("two towers", lambda _: towers()),
@@ -244,4 +262,6 @@ OTHERS = {
     "captioner": Architecture("ViT, Llama's decoder", lambda _: captioner()),
     # Taught that every cross is called red: a prejudice of its language.
     "captioner-prior": Architecture("ViT, Llama's decoder", lambda _: captioner()),
+    "unet3d": Architecture("3-D U-Net", unet3d, TISSUES, (1, 32, 32, 32)),
+    "film": Architecture("R(2+1)D", film, CHANGES, (3, 8, 48, 48)),
 }

@@ -61,12 +61,17 @@ class Preprocess:
 
 def of_answers(name: str) -> Preprocess:
     """For a model that answers in words: pictures alone are not what it takes, and what to do is said."""
+    return no_pictures(
+        f"{name} answers in words, and tells no classes apart. Ask it: hilrp ask FILE QUESTION --model {name}, or "
+        "hilrp.explain_answer(loaded.model, loaded.processor, image, question)."
+    )
+
+
+def no_pictures(said: str) -> Preprocess:
+    """For a model that takes no picture alone: what to do is said instead."""
 
     def refuse(image: Any) -> Tensor:
-        raise InputError(
-            f"{name} answers in words, and tells no classes apart. Ask it: hilrp ask FILE QUESTION --model {name}, or "
-            "hilrp.explain_answer(loaded.model, loaded.processor, image, question)."
-        )
+        raise InputError(said)
 
     return Preprocess(refuse)
 

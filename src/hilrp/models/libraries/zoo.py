@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hilrp.attribution.texts import ImageTower, ZeroShot
 from hilrp.models import checkpoint_files, weights
-from hilrp.models.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts, of_answers
+from hilrp.models.libraries.loaded import ZOO_WEIGHTS, Loaded, Preprocess, Texts, no_pictures, of_answers
 from hilrp.models.libraries.recipe import Recipe, images, keyword
 from hilrp.scenes import CLASSES
 from hilrp.scenes.questions import DESCRIBE
@@ -46,6 +46,7 @@ FIGURES = {
     "mean_iou": "mean IoU",
     "average_precision_50": "AP50 of boxes",
     "answer_accuracy": "right answers",
+    "dice_lesion": "Dice of lesions",
 }
 
 
@@ -98,15 +99,17 @@ def model(name: str) -> nn.Module:
 
 
 def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Recipe:
-    """A model of the zoo; always a trained one, for images of 128 x 128."""
-    if size not in (None, SIZE):
-        raise InputError(f"zoo/{name} takes images of {SIZE} x {SIZE}.")
+    """A model of the zoo; always a trained one, for images of 128 x 128, or for volumes or films of its own size."""
+    shape = _ARCHITECTURES[name].shape
+    if size not in (None, shape[-1]):
+        what = "images" if len(shape) == 3 else "inputs"
+        raise InputError(f"zoo/{name} takes {what} of {' x '.join(map(str, shape[1:]))}.")
     made = model(name)
     if isinstance(made, Captioner):
         prompt = processor().apply_chat_template([{"role": "user", "content": [{"type": "image"}, ASKED]}])
         ids = processor()([Image.new("RGB", (SIZE, SIZE))], [prompt])["input_ids"][0]
         return Recipe(made, keyword("pixel_values", images(SIZE), input_ids=ids), _next_word)
-    return Recipe(ImageTower(made) if isinstance(made, TwoTowers) else made, images(SIZE))
+    return Recipe(ImageTower(made) if isinstance(made, TwoTowers) else made, images(shape))
 
 
 def _next_word(output: Any) -> Tensor:
@@ -125,6 +128,13 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
         origin = f"weights of {Path(checkpoint).name}"
     if isinstance(made, Captioner):
         return Loaded(f"zoo/{name}", made, of_answers(f"zoo/{name}"), None, origin, processor=processor())
+    shape = _ARCHITECTURES[name].shape
+    if len(shape) == 4:
+        ready = no_pictures(
+            f"zoo/{name} takes tensors of the shape [B,{','.join(map(str, shape))}], of bytes that are scaled: "
+            "hilrp.explain(loaded.model, bytes / 127.5 - 1)."
+        )
+        return Loaded(f"zoo/{name}", made, ready, list(_ARCHITECTURES[name].classes), origin)
     if not isinstance(made, TwoTowers):
         classes = None if getattr(made, "num_classes", None) == 0 else list(_ARCHITECTURES[name].classes)
         return Loaded(f"zoo/{name}", made, preprocess, classes, origin)

@@ -25,15 +25,26 @@ def random(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
 
 def centre_gaussian(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
     """A bell over the middle."""
-    return bell(x.shape[-2], x.shape[-1]).to(x).expand(len(x), -1, -1)
+    return bell(*x.shape[2:]).to(x).expand(len(x), *x.shape[2:])
 
 
-def bell(height: int, width: int, part: float = WIDTH) -> Tensor:
-    """A bell over the middle of a picture, as wide as a part of it.
+def bell(*sides: int, part: float = WIDTH) -> Tensor:
+    """A bell over the middle of a picture, a volume or a film, as wide as a part of it.
 
     Example:
-        >>> float(bell(5, 5)[2, 2])
-        1.0
+        >>> float(bell(5, 5)[2, 2]), bell(8, 5, 5).shape
+        (1.0, torch.Size([8, 5, 5]))
     """
-    rows, columns = (torch.exp(-0.5 * (((torch.arange(n) + 0.5) / n - 0.5) / part) ** 2) for n in (height, width))
-    return rows[:, None] * columns[None, :]
+    found = torch.ones(())
+    for n in sides:
+        found = found[..., None] * torch.exp(-0.5 * (((torch.arange(n) + 0.5) / n - 0.5) / part) ** 2)
+    return found
+
+
+def edges(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+    """How much neighbours differ, along all axes but that of the channels, summed over these."""
+    found = torch.zeros_like(x)
+    for axis in range(2, x.ndim):
+        if x.shape[axis] > 1:
+            found += torch.gradient(x, dim=axis)[0].square()
+    return found.sqrt().sum(1)

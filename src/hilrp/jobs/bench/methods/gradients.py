@@ -107,4 +107,4 @@ def _leaf(x: Tensor) -> Tensor:
 
 def _dark(x: Tensor) -> Tensor:
     """The darkest value of each channel."""
-    return x.amin((2, 3), keepdim=True).expand_as(x)
+    return x.amin(tuple(range(2, x.ndim)), keepdim=True).expand_as(x)

@@ -88,16 +88,18 @@ def rise(model: nn.Module, x: Tensor, target: Tensor, masks: int = 500) -> Tenso
     return torch.einsum("bn,nhw->bhw", weights.to(chosen), chosen)
 
 
-def rise_masks(height: int, width: int, count: int, device: torch.device | None = None) -> Tensor:
+def rise_masks(
+    height: int, width: int, count: int, device: torch.device | None = None, cells: int = _RISE_GRID
+) -> Tensor:
     """Random masks ``[count,height,width]``: coarse grids of zeros and ones, enlarged smoothly and shifted.
 
     Drawn on the host, where a seed gives the same everywhere, and enlarged on the device.
     """
     chance = torch.Generator().manual_seed(0)
-    coarse = (torch.rand(count, 1, _RISE_GRID, _RISE_GRID, generator=chance) < _RISE_KEPT).float()
-    cell = [-(-side // _RISE_GRID) for side in (height, width)]
+    coarse = (torch.rand(count, 1, cells, cells, generator=chance) < _RISE_KEPT).float()
+    cell = [-(-side // cells) for side in (height, width)]
     shifts = [torch.randint(c, (count,), generator=chance).to(device) for c in cell]
-    size = [(_RISE_GRID + 1) * c for c in cell]
+    size = [(cells + 1) * c for c in cell]
     large = F.interpolate(coarse.to(device), size=size, mode="bilinear", align_corners=False)[:, 0]
     rows, columns = (s[:, None] + torch.arange(n, device=device) for s, n in zip(shifts, (height, width), strict=True))
     return large[torch.arange(count, device=device)[:, None, None], rows[:, :, None], columns[:, None]]

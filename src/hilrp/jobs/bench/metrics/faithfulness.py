@@ -107,7 +107,8 @@ def _curves(
     inner = steps - 1
 
     def without(image: Tensor, picture: Tensor) -> Tensor:
-        gone = place[image, picture // inner] < limits[1 + picture % inner, None, None]
+        limit = limits[1 + picture % inner].reshape(-1, *[1] * (maps.ndim - 1))
+        gone = place[image, picture // inner] < limit
         return torch.where(gone[:, None], baseline[image], x[image])
 
     whole, nothing = scores(model, torch.cat([x, baseline]), target.repeat(2))[:, None].chunk(2)
@@ -116,7 +117,7 @@ def _curves(
 
 
 def places(maps: Tensor, most_first: bool) -> Tensor:
-    """The place of each pixel in the order of the map's values, from 0 on: ``[B,H,W]``.
+    """The place of each pixel in the order of the map's values, from 0 on: of the map's shape.
 
     Of pixels with the same value the first one, row by row, comes first.
     """
@@ -128,7 +129,7 @@ def places(maps: Tensor, most_first: bool) -> Tensor:
 def flip_areas(
     model: nn.Module, x: Tensor, target: Tensor, maps: Tensor, baseline: Tensor, steps: int = 16
 ) -> dict[str, Tensor]:
-    """Areas under the curves, in units of what the whole picture gains over the baseline.
+    """Areas under the curves, in units of what the whole picture (volume, film) gains over the baseline.
 
     ``morf`` (most relevant first, also called deletion) is better the smaller, ``lerf`` (least relevant first; read
     backwards, insertion) the larger, and ``flip`` is their difference.
