@@ -4,7 +4,7 @@
 PYTHON ?= python3
 RUN = PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} $$($(PYTHON) scripts/environment.py)
 
-.PHONY: test test-slow demo figures notebooks format benchmark verify coverage fuzz lock audit-deps sbom docs release-check
+.PHONY: test test-slow test-libraries demo figures notebooks format benchmark verify coverage fuzz lock audit-deps sbom docs release-check
 
 test:
 	$(RUN) -m ruff check .
@@ -16,6 +16,11 @@ test:
 # Audits one model of each kind of every library: about half an hour on two cores.
 test-slow:
 	$(RUN) -m pytest -m slow
+
+# Model libraries that hilrp knows and doesn't need (requirements/libraries.in), in an environment of their own: one model
+# of each of their families, and what else needs them. About ten minutes on two cores.
+test-libraries:
+	PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=1 $$($(PYTHON) scripts/environment.py libraries) -m pytest -n 2 tests/libraries
 
 # Random programs and torch's samples of operations, beyond those of `make test`: make fuzz SECONDS=3600 SEED=1000000
 SECONDS ?= 600

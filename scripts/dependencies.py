@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "dev.lock"
+#: Model libraries that some tests need besides, and that nothing else does: what is wanted, and what is pinned.
+LIBRARIES, LIBRARIES_LOCK = (ROOT / "requirements" / f"libraries.{ending}" for ending in ("in", "lock"))
 
 
 @dataclass(frozen=True)

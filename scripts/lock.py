@@ -1,5 +1,7 @@
 """Writes requirements/dev.lock: every package of the development environment, its version and its files' hashes.
 
+And requirements/libraries.lock: of the model libraries that requirements/libraries.in names, without their own needs.
+
     make lock                              # what pyproject.toml newly asks for; all other versions stay
     make lock LOCK_OPTIONS=--upgrade       # the newest of all; or --upgrade-package NAME
 
@@ -17,7 +19,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from dependencies import LOCK, ROOT, locked
+from dependencies import LIBRARIES, LIBRARIES_LOCK, LOCK, ROOT, locked
 from environment import PLATFORM, PYTHON
 
 #: Places beside the one index, which may hold other files of the same name.
@@ -35,20 +37,27 @@ def uv(folder: Path) -> Path:
     return folder / "bin" / "uv"
 
 
-def command(program: Path, options: Sequence[str]) -> list[str]:
-    """What resolves pyproject.toml with its extra `dev`, and writes the lock."""
-    where = ["--extra", "dev", "--python-version", PYTHON, "--python-platform", PLATFORM, "-o", str(LOCK)]
+def commands(program: Path, options: Sequence[str]) -> list[list[str]]:
+    """What resolves pyproject.toml with its extra `dev`, then the model libraries; each writes its lock."""
+    where = ["--python-version", PYTHON, "--python-platform", PLATFORM]
     form = ["--generate-hashes", "--strip-extras", "--custom-compile-command", "make lock", "--no-config", "--quiet"]
-    return [str(program), "pip", "compile", "pyproject.toml", *where, *form, *options]
+    wanted = {
+        LOCK: ["pyproject.toml", "--extra", "dev"],
+        LIBRARIES_LOCK: [str(LIBRARIES.relative_to(ROOT)), "--no-deps", "--no-annotate"],
+    }
+    start = [str(program), "pip", "compile"]
+    return [[*start, *what, *where, "-o", str(lock), *form, *options] for lock, what in wanted.items()]
 
 
 def main(options: Sequence[str]) -> None:
-    """Writes the lock."""
+    """Writes the locks."""
     LOCK.parent.mkdir(exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if name not in OTHERS}
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(command(uv(Path(folder)), options), check=True, cwd=ROOT, env=environment)
-    print(f"{LOCK.relative_to(ROOT)}: {len(locked())} packages")
+        for command in commands(uv(Path(folder)), options):
+            subprocess.run(command, check=True, cwd=ROOT, env=environment)
+    for lock in (LOCK, LIBRARIES_LOCK):
+        print(f"{lock.relative_to(ROOT)}: {len(locked(lock.read_text()))} packages")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.paths import ROOT, SCRIPTS
 
@@ -43,15 +44,16 @@ def test_every_entry_has_hashes_and_whoever_needs_it():
 
 def test_the_lock_names_no_place():
     """No address, no host, no option, no path: nothing but names, versions, hashes and who needs what."""
-    text = dependencies.LOCK.read_text()
-    for line in text.splitlines()[2:]:
-        assert re.fullmatch(
-            r"[a-z0-9.-]+==[0-9a-z.+]+ \\|    --hash=sha256:[0-9a-f]{64}(?: \\)?|"
-            r"    #(?: via)?|    #(?: via|  ) [a-z0-9.-]+(?: \(pyproject\.toml\))?",
-            line,
-        ), line
-    assert "://" not in text
-    assert text.splitlines()[1] == "#    make lock"
+    for path in (dependencies.LOCK, dependencies.LIBRARIES_LOCK):
+        text = path.read_text()
+        for line in text.splitlines()[2:]:
+            assert re.fullmatch(
+                r"[a-z0-9.-]+==[0-9a-z.+]+ \\|    --hash=sha256:[0-9a-f]{64}(?: \\)?|"
+                r"    #(?: via)?|    #(?: via|  ) [a-z0-9.-]+(?: \(pyproject\.toml\))?",
+                line,
+            ), line
+        assert "://" not in text
+        assert text.splitlines()[1] == "#    make lock"
 
 
 def test_entries_are_read():
@@ -123,10 +125,51 @@ def test_another_lock_is_another_environment(monkeypatch, tmp_path):
     assert environment.key(["torch"]) != before
 
 
+def test_the_libraries_are_those_that_are_wanted_and_no_others():
+    """Each pinned with its hashes; none is a dependency of hilrp, or of what it is developed with."""
+    wanted = [line for line in dependencies.LIBRARIES.read_text().splitlines() if not line.startswith("#")]
+    pinned = dependencies.locked(dependencies.LIBRARIES_LOCK.read_text())
+    assert sorted(map(dependencies.normalised, wanted)) == list(pinned)
+    assert all(package.hashes for package in pinned.values())
+    assert not {*pinned} & {*dependencies.locked()}
+
+
+def test_the_environment_of_the_libraries_adds_to_that_of_the_tests(monkeypatch, tmp_path):
+    """No package of another place, none that these want in turn; what the tests have is seen."""
+    calls: list[list[str]] = []
+    run = environment.subprocess.run
+    own = tmp_path / "own" / "bin" / "python"
+    environment.venv.create(own.parents[1])
+
+    def noted(command, **options):
+        calls.append(command)
+        return run(command, **options) if "-m" not in command else None
+
+    monkeypatch.setattr(environment.subprocess, "run", noted)
+    environment.install_libraries(own, Path(sys.executable))
+    assert {"--no-deps", "--require-hashes", "--only-binary=:all:", str(dependencies.LIBRARIES_LOCK)} <= set(calls[0])
+    code = "import torch, pytest; print(torch.__file__)"
+    assert run([str(own), "-c", code], capture_output=True, text=True, check=True).stdout.strip() == torch.__file__
+
+
+def test_there_are_two_environments(monkeypatch, capsys):
+    made: list[str] = []
+    monkeypatch.setattr(environment, "built", lambda name, fill, said: made.append(name) or PYTHON)
+    environment.main()
+    environment.main("libraries")
+    assert [name.partition("-")[0] for name in made] == ["venv", "venv", "libraries"]
+    assert made[0] == made[1]
+    with pytest.raises(SystemExit, match="there is `libraries`"):
+        environment.main("library")
+
+
 def test_the_lock_is_written_from_one_index_and_without_its_address():
-    command = lock.command(PYTHON, ["--upgrade"])
-    assert {"--generate-hashes", "--strip-extras", "--no-config", "--upgrade"} <= set(command)
-    assert not any(option.startswith(("--emit", "--find-links", "--extra-index", "--index")) for option in command)
+    commands = lock.commands(PYTHON, ["--upgrade"])
+    assert len(commands) == 2
+    for command in commands:
+        assert {"--generate-hashes", "--strip-extras", "--no-config", "--upgrade"} <= set(command)
+        assert not any(option.startswith(("--emit", "--find-links", "--extra-index", "--index")) for option in command)
+    assert "--no-deps" in commands[1]
     assert {"UV_FIND_LINKS", "UV_EXTRA_INDEX_URL"} <= set(lock.OTHERS)
 
 

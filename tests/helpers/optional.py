@@ -17,6 +17,11 @@ PACKAGES = {
     "hilrp.export.lightning": "lightning",
     "fiftyone": "fiftyone",
     **{name: name for name in ("nibabel", "pydicom", "highdicom", "rasterio", "av", "soundfile")},
+    # Those of requirements/libraries.in.
+    **{
+        f"hilrp.models.libraries.{name}": name
+        for name in ("monai", "segmentation_models_pytorch", "ultralytics", "torchxrayvision")
+    },
 }
 
 

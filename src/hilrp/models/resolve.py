@@ -1,6 +1,6 @@
 """Names of models.
 
-``zoo/...``, ``timm/...``, ``torchvision/...``, ``transformers/...``, ``open_clip/...``, or ``module:factory``.
+``zoo/...``, ``timm/...``, ``monai/...`` and so on, for each of `LIBRARIES`; or ``module:factory``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 from hilrp.util.errors import InputError, UnavailableError
 
 #: Library -> the extra that installs it.
-LIBRARIES = {"timm": None, "torchvision": None, "transformers": "hf", "open_clip": "clip"}
+LIBRARIES = {
+    "timm": None, "torchvision": None, "transformers": "hf", "open_clip": "clip", "monai": None,
+    "segmentation_models_pytorch": None, "ultralytics": None, "torchxrayvision": None,
+}  # fmt: skip
 #: What comes with hilrp. Its models are always named with it: a bare "swin" could be many.
 ZOO = "zoo"
 #: What timm's names of models on a hub begin with.

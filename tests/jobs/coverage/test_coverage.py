@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import hilrp
+from helpers.audits import assert_sound
 from helpers.blocks import raises
 from helpers.models import randomised
 from helpers.paths import DOCS
@@ -37,18 +38,24 @@ DOZEN = {
 }  # fmt: skip
 
 
-def assert_sound(row: dict) -> None:
-    assert row["status"] == "pass", row
-    unknown = [place for place in row["splits"] if judge(row["name"], place) is None]
-    assert not unknown, f"even splits that nobody has looked at: {unknown}"
-
-
 @pytest.mark.parametrize("name", DOZEN)
 def test_a_representative_dozen(name):
     pytest.importorskip(name.split("/")[0])
     row = audit_row(name, Settings(size=DOZEN[name]))
     assert_sound(row)
     assert DOZEN[name] in (None, row["input"][0][-1])
+
+
+FILMS = ("videomae", "timesformer", "vivit")
+SOUNDS = ("audio-spectrogram-transformer", "wav2vec2", "hubert", "wavlm", "whisper")
+
+
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+@pytest.mark.parametrize("name", [*FILMS, *SOUNDS])
+def test_what_sees_films_and_what_hears(name, rules):
+    pytest.importorskip("transformers")
+    row = audit_row(f"transformers/{name}", Settings(rules=rules))
+    assert_sound(row)
 
 
 def test_a_recurrent_model():

@@ -79,6 +79,12 @@ JUDGEMENTS = (
         "factors come from the same token; in the product with the key one is the image, the other the place.",
     ),
     Judgement(
+        r"^segmentation_models_pytorch/PAN", r"^mul in decoder\.fpa$",
+        "feature pyramid attention without squashing, `x * pyramid(x)` (PAN)",
+        "The pyramid that is called attention ends in a convolution and a rectifier, and is unbounded, as is what it "
+        "is multiplied with: a convolution of the same features at the same place, rectified, too.",
+    ),
+    Judgement(
         r"^transformers/(maskformer|mask2former|sam)$",
         r"^(einsum|matmul) in (\(model\)|mask_decoder|.*\.mask_predictor)$",
         "mask logits, the product of a query's and a pixel's embedding (MaskFormer, Mask2Former, SAM)",

@@ -13,10 +13,11 @@ import torch
 import hilrp
 from hilrp.jobs import store
 from hilrp.jobs.store import append_row, begin, note, read_rows, sealed
+from hilrp.models.resolve import LIBRARIES
 from hilrp.util import sources
 from hilrp.util.atomic_files import sweep, write_whole
 
-_DISTRIBUTIONS = ("torch", "timm", "torchvision", "transformers", "open_clip_torch")
+_DISTRIBUTIONS = ("torch", *("open_clip_torch" if name == "open_clip" else name for name in LIBRARIES))
 
 
 def versions() -> dict[str, str]:

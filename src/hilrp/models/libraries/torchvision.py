@@ -24,14 +24,9 @@ def names() -> list[str]:
 
 
 def kinds() -> list[str]:
-    """The smallest model of each file of torchvision, which is about one paper.
-
-    Video models, slow on a CPU, are left out.
-    """
+    """The smallest model of each file of torchvision, which is about one paper."""
     smallest: dict[str, str] = {}
     for name in names():
-        if _task(name) == "video":
-            continue
         kind = models.get_model_builder(name).__module__
         if kind not in smallest or _parameters(name) < _parameters(smallest[kind]):
             smallest[kind] = name
@@ -63,6 +58,12 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
         # The detector resizes its input by itself: to this.
         options |= {"min_size": size or 256, "max_size": size or 256}
 
+    if task == "video":
+        # MViT is built for the size of its published weights, and S3D needs about as much.
+        side = size or (_crop(name) if pretrained or name.startswith(("mvit", "s3d")) else _FILM[-1])
+        if name.startswith("mvit") and side != _crop(name):
+            raise InputError(f"torchvision/{name} takes frames of {_crop(name)} x {_crop(name)}.")
+
     def make() -> nn.Module:
         return models.get_model(name, **options)
 
@@ -70,8 +71,18 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     if task == "detection":
         return Recipe(Scores(model), images(size or (300 if name.startswith("ssd300") else 320)), strongest_box, 1)
     if task == "video":
-        return Recipe(model, images((3, 16, size or 224, size or 224)))
+        return Recipe(model, images((*_FILM[:2], side, side)))
     return Recipe(model, images(size or (299 if name == "inception_v3" else 224)))
+
+
+#: A film: channels, frames, the side of its frames where weights are random.
+_FILM = (3, 16, 112)
+
+
+def _crop(name: str) -> int:
+    """The side of the frames that a model's published weights are for."""
+    side: int = models.get_model_weights(name).DEFAULT.transforms().crop_size[0]
+    return side
 
 
 #: What can be made ready for pictures.

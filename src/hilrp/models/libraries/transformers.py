@@ -1,4 +1,4 @@
-"""transformers: small random configurations of its vision models by name, and any model of the hub or on disk.
+"""transformers: small random configurations of models that see or hear, by name, and any model of the hub or on disk.
 
 The names of the table are transformers' own model types. A configuration is small, but has every kind of block that
 the published models of that type have.
@@ -31,6 +31,8 @@ class Small(NamedTuple):
     size: int = 64
     target: Callable[[Any], Tensor] = strongest
     constants: dict[str, Tensor] = {}  # noqa: RUF012 (a NamedTuple's default is shared, and never written to)
+    shape: tuple[int, ...] = ()  # of what is no picture: films, spectrograms, waves
+    name: str = "pixel_values"
 
 
 _VIT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
@@ -100,6 +102,14 @@ def _pooled(output: Any) -> Tensor:
 
 
 _SIMILAR: dict[str, Any] = {"target": _image_text, "constants": _WORDS}
+_FILM: dict[str, Any] = {"shape": (8, 3, 32, 32), "size": 32}
+_VIT_FILM = _VIT | {"image_size": 32, "num_frames": 8}
+#: Waves: seven convolutions in time as the published models have, then a transformer.
+_WAVE = _VIT | {
+    "conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+    "classifier_proj_size": 16,
+}  # fmt: skip
+_HEARD: dict[str, Any] = {"shape": (4000,), "name": "input_values"}
 
 #: Model type -> small configuration.
 SMALL: dict[str, Small] = {
@@ -261,7 +271,27 @@ SMALL: dict[str, Small] = {
         target=_sam_masks,
         constants={"input_points": torch.tensor([[[20.0, 30.0]]])},
     ),
-}
+    "videomae": Small("VideoMAEForVideoClassification", _VIT_FILM | {"patch_size": 8, "tubelet_size": 2}, **_FILM),
+    "timesformer": Small("TimesformerForVideoClassification", _VIT_FILM | {"patch_size": 8}, **_FILM),
+    "vivit": Small("VivitForVideoClassification", _VIT_FILM | {"tubelet_size": [2, 8, 8]}, **_FILM),
+    "audio-spectrogram-transformer": Small(
+        "ASTForAudioClassification",
+        _VIT | {"max_length": 64, "num_mel_bins": 32, "patch_size": 8, "time_stride": 6, "frequency_stride": 6},
+        shape=(64, 32),
+        name="input_values",
+    ),
+    "wav2vec2": Small("Wav2Vec2ForSequenceClassification", _WAVE, **_HEARD),
+    "hubert": Small("HubertForSequenceClassification", _WAVE, **_HEARD),
+    "wavlm": Small("WavLMForSequenceClassification", _WAVE | {"num_buckets": 32, "max_bucket_distance": 64}, **_HEARD),
+    "whisper": Small(
+        "WhisperForAudioClassification",
+        {"d_model": 48, "encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 96, "decoder_layers": 1,
+         "decoder_attention_heads": 3, "decoder_ffn_dim": 96, "num_mel_bins": 32, "max_source_positions": 50,
+         "classifier_proj_size": 16},
+        shape=(32, 100),
+        name="input_features",
+    ),
+}  # fmt: skip
 
 
 def names() -> list[str]:
@@ -286,12 +316,16 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     """A small random model of a type; or a saved or published one."""
     if name in SMALL and not pretrained:
         small = SMALL[name]
-        if size is not None and size != small.size:
-            raise InputError(f"transformers/{name} is a small configuration for images of {small.size} x {small.size}.")
+        if size is not None and (size != small.size or small.name != "pixel_values"):
+            what = "images" if not small.shape else "inputs"
+            sides = (small.size, small.size) if not small.shape else small.shape
+            raise InputError(
+                f"transformers/{name} is a small configuration for {what} of {' x '.join(map(str, sides))}."
+            )
         kind = getattr(transformers, small.model)
         options = small.options if small.model in _WITHOUT_LABELS else {"num_labels": 5} | small.options
         config = kind.config_class(**options)
-        inputs = keyword("pixel_values", images(small.size), **small.constants)
+        inputs = keyword(small.name, images(small.shape or small.size), **small.constants)
         return Recipe(kind(config), inputs, small.target)
     if name in transformers.CONFIG_MAPPING and pretrained:
         raise InputError(
