@@ -46,6 +46,7 @@ figures:
 	$(RUN) scripts/figures.py
 	$(RUN) scripts/passes_figure.py
 	OMP_NUM_THREADS=1 $(RUN) scripts/methods_figure.py
+	$(RUN) scripts/truth_figures.py
 
 # Runs the notebooks of the documents, and keeps what they put out.
 notebooks:
