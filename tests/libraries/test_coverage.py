@@ -5,6 +5,9 @@ Where a library isn't there, as in `make test`, its tests are left out, and pyte
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -52,6 +55,29 @@ def test_names_are_found_and_explained(library):
         build(f"{library}/{name}", size=7)
     with pytest.raises(UnavailableError, match="no model of that name"):
         resolve(f"{library}/no such model")
+
+
+@pytest.mark.parametrize("name", ["yolov8n", "yolov10n", "yolo11n-seg", "yolo26n"])
+def test_the_surest_class_of_a_yolo_is_what_it_reports(name):
+    """The logit before the sigmoid: the largest probability in its own output."""
+    pytest.importorskip("ultralytics")
+    built = build(f"ultralytics/{name}", batch=2)
+    with torch.no_grad():
+        output = built.model(built.inputs)
+    found = built.target(output).sigmoid()
+    reported = output[0][0] if isinstance(output[0], tuple) else output[0]  # of a model of masks also their prototypes
+    torch.testing.assert_close(found, reported[:, 4:84].flatten(1).amax(1))
+
+
+def test_ultralytics_asks_no_server_and_installs_nothing():
+    pytest.importorskip("ultralytics")
+    code = (
+        "import os; from hilrp.models.libraries import ultralytics; import ultralytics.utils as u; "
+        "print(os.environ['YOLO_OFFLINE'], u.AUTOINSTALL, u.ONLINE)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("YOLO_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-3:] == ["true", "False", "False"]
 
 
 def test_grad_cam_is_monais():

@@ -29,7 +29,8 @@ def surest(output: Any) -> Tensor:
     """The largest logit of any class at any place, before the sigmoid, of what a model returns in evaluation mode."""
     raw = output[1] if isinstance(output, (tuple, list)) else output
     if isinstance(raw, Mapping) and "one2one" in raw:
-        raw = raw["one2one"]
+        # Of two heads the one whose findings come first: [B,objects,6], or [B,4 + classes,places].
+        raw = raw["one2one" if output[0].shape[-1] == 6 else "one2many"]
     if isinstance(raw, Mapping):
         scores: Tensor = raw["scores"]
         return scores.flatten(1).amax(1)
