@@ -269,3 +269,17 @@ def test_figures_of_a_map_that_is_the_truth(measuring):
     assert found["object"] == found["frames around the change"] == found["object around its change"] == 1
     assert found["object while it is changed"] == float(changed.sum() / first.sum())
     assert found["other object that changes"] == float((first & other).sum() / first.sum())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_measuring_and_training_on_a_gpu(measuring, training, tmp_path, monkeypatch):
+    """The figures are those of the CPU; the command trains there."""
+    for cases in (measuring.volumes, measuring.films):
+        here, there = next(cases(4, "cpu")), next(cases(4, "cuda"))
+        for name in ("secant", "hilrp", "saliency"):
+            expected = measuring.measured(here, measuring.METHODS[name])
+            assert measuring.measured(there, measuring.METHODS[name]) == pytest.approx(expected, abs=0.02)
+    options = ["unet3d", "--steps", "0.002", "--scenes", "0.004", "--held-out", "25", "--device", "cuda"]
+    monkeypatch.setattr(sys, "argv", ["train", *options, "--output", str(tmp_path)])
+    assert training.main() == 0
+    assert (tmp_path / "unet3d.safetensors").is_file()
