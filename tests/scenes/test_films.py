@@ -92,6 +92,15 @@ def test_no_single_frame_tells_a_change():
     assert np.mean(pale) == pytest.approx(np.mean(white), rel=0.1)
 
 
+def test_other_sizes():
+    film = Films(seed=1, frames=12, size=64, actors=(4, 4), changes=(4, 4))[0]
+    assert film.frames.shape == (12, 64, 64, 3)
+    assert film.labels.tolist() == [1, 1, 1, 1]
+    short = Films(seed=1, frames=4, size=32, actors=(1, 1), changes=(1, 4))[0]
+    assert short.frames.shape == (4, 32, 32, 3)
+    assert short.actors[0].moment.tolist() == [False, True, True, False]
+
+
 def test_what_is_not_there():
     film = next(film for film in Films(seed=0) if film.labels.sum() == 1)
     missing = int(np.flatnonzero(film.labels == 0)[0])

@@ -57,6 +57,16 @@ def test_brightness_alone_does_not_tell_a_lesion(volumes):
     assert min(means["lesion"]) > max(means["blob"]) > min(means["blob"]) > max(means["haze"])
 
 
+@pytest.mark.parametrize("size", [24, 40])
+def test_other_sizes(size):
+    """As full as can be: a lesion in each blob, whole and inside of it."""
+    volume = Volumes(seed=1, size=size, blobs=(6, 6), lesions=(6, 6), spots=(6, 6))[0]
+    blobs, lesions = volume.places
+    assert volume.image.shape == (size,) * 3
+    assert len(volume.lesions) == len(volume.blobs) >= 4
+    assert not (lesions & ~blobs).any()
+
+
 def test_taking_a_lesion_away_changes_what_it_covered_and_nothing_else(volumes):
     for volume in volumes:
         for i, lesion in enumerate(volume.lesions):
