@@ -6,6 +6,7 @@ Checkpoints that nobody vouches for.
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 import timm
@@ -120,8 +121,25 @@ def test_torchvision(tmp_path, picture):
     save_file(full.state_dict(), tmp_path / "full.safetensors")
     assert hilrp.load("torchvision/resnet18", tmp_path / "full.safetensors").index("goldfish") == 1
     assert loaded.classes is None  # nine, of which the names aren't known
-    with pytest.raises(InputError, match="does video"):
-        hilrp.load("torchvision/r3d_18", tmp_path / "full.safetensors")
+    with pytest.raises(InputError, match="does optical flow"):
+        hilrp.load("torchvision/raft_small", tmp_path / "full.safetensors")
+
+
+@pytest.mark.parametrize(("name", "shape"), [("r3d_18", (150, 200)), ("swin3d_t", (240, 300)), ("s3d", (256, 256))])
+def test_films_are_prepared_as_torchvision_does(name, shape):
+    """Scaled, cropped and normalised alike; here where the values lie stays known."""
+    from torchvision import models
+
+    from hilrp.models.libraries.torchvision import _films
+    from hilrp.models.recordings.film import Frames
+
+    transform = models.get_model_weights(name).DEFAULT.transforms()
+    film = hilrp.Recording(torch.rand(3, 4, *shape), hilrp.Kind.VIDEO, Frames(10, (0, 0.1, 0.2, 0.3)), Path("a.mp4"))
+    made = _films(transform)(film)
+    torch.testing.assert_close(made.values, transform(film.values.transpose(0, 1)), rtol=1e-4, atol=1e-4)
+    assert made.geometry.rate == 10
+    with pytest.raises(InputError, match="films of three colours"):
+        _films(transform)(film.with_values(torch.rand(1, 4, *shape)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,10 @@ from rich.table import Column, Table
 
 import hilrp
 from hilrp.attribution.error_bars import share_text
+from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.kinds import Kind
+from hilrp.attribution.references import DEFAULT as DEFAULT_REFERENCE
+from hilrp.attribution.references import NAMED
 from hilrp.attribution.verdicts import Verdict
 from hilrp.cli.base import app, console, errors, fail, make_folder, print_json, say_damaged
 from hilrp.cli.options import (
@@ -34,12 +39,14 @@ from hilrp.cli.options import (
     one_model,
 )
 from hilrp.jobs.explain_files import Gallery, Outcome
+from hilrp.jobs.explain_recordings import Prepared, Recordings
 from hilrp.jobs.reference_text import check_passes, reference_name, reference_of
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.method.rules import DEFAULT_RULES
 from hilrp.models.images import Source, find
 from hilrp.models.loading import class_names
 from hilrp.models.picture_files import MEGAPIXELS, allow
+from hilrp.models.recordings.finding import are_recordings, find_recordings, is_recording
 from hilrp.util.atomic_files import write_whole
 from hilrp.util.errors import HilrpError, InputError
 
@@ -51,7 +58,11 @@ _SAID = 5
 def explain(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGES", help="Image files, folders (with all that is in them) or globs."),
+        typer.Argument(
+            metavar="FILES",
+            help="Image files, folders (with all that is in them) or globs. Or recordings: NIfTI, DICOM (the "
+            "folder of a series), GeoTIFF (with --kind bands), films, sounds.",
+        ),
     ],
     model: Models = None,
     checkpoint: Checkpoint = None,
@@ -64,6 +75,23 @@ def explain(
     stages: Annotated[
         bool, typer.Option("--stages", help="Draw the maps of all stages, and not only of four.")
     ] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="What recordings are, where files don't say it: volume, video, frames, sound, bands, picture. Then "
+            "GeoTIFFs are read as such, with all their bands.",
+        ),
+    ] = None,
+    frames: Annotated[
+        int | None,
+        typer.Option("--frames", metavar="N", min=1, help="Of films, so many frames, evenly spread. Default: all."),
+    ] = None,
+    series: Annotated[
+        str | None,
+        typer.Option("--series", metavar="N", help="Of a folder with several DICOM series, the one with this number."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Folder for the results. Default: out/explain/MODEL."),
@@ -89,6 +117,8 @@ def explain(
         --target "text:a dog on a sofa"
     hilrp scenes 8 -o scenes
     hilrp explain scenes/images --model zoo/swin --target top3
+    hilrp explain scan.nii.gz --model mine:unet   # a page with sliders, a map
+    hilrp explain clip.mp4 --model mine:film --frames 16
 
     The exit status is 1 if some pictures failed, 2 if nothing could be begun.
     """
@@ -97,18 +127,33 @@ def explain(
         allow(max_megapixels)
         name, weights = one_model(model, checkpoint)
         output = output or Path("out/explain") / folder_name(name)
-        sources, problems = find(images, output)
+        found_kind = Kind.named(kind)
+        recorded = found_kind is not None or are_recordings(images)
+        if recorded:
+            sources, problems = find_recordings(images, output, pictures=found_kind is not None)
+            _check_recorded(images, sources)
+        else:
+            sources, problems = find(images, output)
         if not sources:
             raise InputError(" ".join(f"{each}: {why}" for each, why in problems.items()))
         names = None if classes is None else class_names(classes)
-        reference = reference_name(reference, rules)
+        recordings = _recordings(found_kind, frames, series) if recorded else None
+        if recorded and reference is not None and reference not in NAMED:
+            raise InputError(f"--reference {reference}: recordings have one of {', '.join(NAMED)}, or none.")
+        own_reference, reference = reference, reference_name(reference, rules)
         check_passes(passes, rules, reference)
         with errors.status(f"loading {escape(name)}"):
             loaded = hilrp.load(name, weights, names, device)
         parsed = ParsedTarget.parse(target, loaded, against)
         relative_to, said = reference_of(reference, loaded)
+        if recorded and own_reference is None and reference is not None:
+            relative_to = DEFAULT_REFERENCE  # a mean, or silence: as it fits each form
         explainer = hilrp.Explainer(parsed.model(loaded), rules, relative_to)
-        gallery = Gallery(loaded, explainer, parsed, output, batch_size(batch, device), stages, fresh, said, passes)
+        about = f"{loaded.name}, {loaded.weights}; rules: {rules}; {passes} pass{'es' * (passes > 1)}"
+        gallery = Gallery(
+            loaded, explainer, parsed, output, batch_size(batch, device), stages, fresh, said, passes, recordings,
+            None if recordings is None else partial(_page_of, about),
+        )  # fmt: skip
         make_folder(output)
         for each, why in problems.items():
             errors.print(f"[red]{escape(each)}[/]: {escape(why)}", highlight=False, soft_wrap=True)
@@ -128,6 +173,32 @@ def explain(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _recordings(kind: Kind | None, frames: int | None, series: str | None) -> Recordings:
+    """How recordings are read."""
+    options = {"frames": frames, "series": series}
+    return Recordings(kind, {name: value for name, value in options.items() if value is not None})
+
+
+def _check_recorded(arguments: list[str], sources: list[Source]) -> None:
+    """Raises if pictures are among recordings: what is prepared for a model is the one or the other."""
+    others = [source.path for source in sources if source.path.is_file() and not is_recording(source.path)]
+    if others:
+        raise InputError(
+            f"{others[0]}: it is no recording, and others are. Explain pictures by a command of their own."
+        )
+
+
+def _page_of(about: str, found: Explanation, prepared: Prepared, title: str | None, name: str) -> str:
+    """The page of a recording, which has its sliders."""
+    from hilrp.pages.explained import explanation_page
+    from hilrp.pages.stacks import Space
+
+    place = {} if prepared.recording is None else prepared.recording.geometry.facts()
+    spacing = place.get("spacing")
+    space = Space(None if spacing is None else tuple(spacing), place.get("orientation"), place.get("rate"))
+    return explanation_page(found, title, f"{name}; {about}", prepared.notes, space=space, name=name)
 
 
 def _run(gallery: Gallery, sources: list[Source]) -> tuple[list[Outcome], bool]:

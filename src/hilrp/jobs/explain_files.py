@@ -1,8 +1,8 @@
-"""Explaining image files: batch by batch, into a folder, going on where an earlier run stopped."""
+"""Explaining files of pictures and recordings: into a folder, going on where an earlier run stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
 from io import BytesIO
@@ -16,8 +16,10 @@ from torch import Tensor
 import hilrp
 from hilrp.attribution.explainer import Explainer
 from hilrp.attribution.explanation import Explanation
+from hilrp.attribution.kinds import Kind
 from hilrp.attribution.photographs import restored
 from hilrp.attribution.shown import Shown
+from hilrp.jobs.explain_recordings import Prepared, Recordings, folder_checksum
 from hilrp.jobs.store import note, read_result, write_result
 from hilrp.jobs.target_text import ParsedTarget
 from hilrp.models.images import Source, read
@@ -60,7 +62,8 @@ class Outcome:
     def label(self) -> str:
         """The name of the results, and that of the file where it is another."""
         name, path = self.source.name, self.source.path
-        return printable(name if path.with_suffix("").as_posix().endswith(name) else f"{name} ({path.name})")
+        plain = path.with_suffix("").as_posix().removesuffix(".nii")
+        return printable(name if plain.endswith(name) else f"{name} ({path.name})")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Gallery:
         fresh: Don't use the results of earlier runs.
         reference: What relevance is relative to, in the words of whoever asked.
         passes: How many passes are spent on an explanation.
+        recordings: How files are read that are no pictures; ``None`` for pictures.
+        page: Makes the page of an explanation of a recording, from that, its title, what is said of it and notes.
     """
 
     loaded: Loaded
@@ -88,6 +93,8 @@ class Gallery:
     fresh: bool = False
     reference: str | None = None
     passes: int = 1
+    recordings: Recordings | None = None
+    page: Callable[[Explanation, Prepared, str | None, str], str] | None = None
     _windows: dict[tuple[int, int], Window | None] = field(default_factory=dict)
 
     def run(self, sources: Sequence[Source]) -> Iterator[Outcome]:
@@ -104,22 +111,30 @@ class Gallery:
                 if earlier is not None:
                     yield Outcome(source, earlier, reused=True)
                     continue
-                image, notes = read(source.path)
-                size, x = image.size, self.loaded.preprocess(image)
-                window = self._window(size)
-                image.thumbnail((_DRAWN, _DRAWN))  # of photographs that wait, no more is kept than is drawn
+                waiting.append(self._read(source, own, tuple(damaged)))
             except Exception as error:  # the preprocessing may be anybody's
                 yield Outcome(source, error=_said(error).removeprefix(f"{printable(source.path)}: "))
                 continue
-            seen = tuple(x.shape[:0:-1])
-            notes = notes + self.loaded.notes(size, seen)
-            facts: dict[str, Any] = {"settings": own, "size": size, "seen": seen, "image_notes": notes}
-            facts["window"] = None if window is None else asdict(window)
-            waiting.append(_Read(source, x, image, window, facts, tuple(damaged)))
-            if len(waiting) * self.parsed.count >= self.batch:
+            if len(waiting) * self.parsed.count >= self.batch or self.recordings is not None:
                 yield from self._explain(waiting)
                 waiting = []
         yield from self._explain(waiting)
+
+    def _read(self, source: Source, settings: dict[str, Any], damaged: tuple[str, ...]) -> _Read:
+        """A file, prepared as the model takes it, and what is known of it."""
+        if self.recordings is not None:
+            prepared = self.recordings.read(source.path, self.loaded)
+            known = {"settings": settings, "image_notes": list(prepared.notes), "window": None}
+            return _Read(source, prepared.x, None, None, known | prepared.facts(), damaged, prepared)
+        image, notes = read(source.path)
+        size, x = image.size, self.loaded.preprocess(image)
+        window = self._window(size)
+        image.thumbnail((_DRAWN, _DRAWN))  # of photographs that wait, no more is kept than is drawn
+        seen = tuple(x.shape[:0:-1])
+        notes = notes + self.loaded.notes(size, seen)
+        facts: dict[str, Any] = {"settings": settings, "size": size, "seen": seen, "image_notes": notes}
+        facts["window"] = None if window is None else asdict(window)
+        return _Read(source, x, image, window, facts, damaged)
 
     def _window(self, size: tuple[int, int]) -> Window | None:
         """Which part of pictures of that size the model sees."""
@@ -129,7 +144,7 @@ class Gallery:
 
     def _spare(self, sources: Sequence[Source]) -> None:
         """Raises if results would be written over images that are to be explained."""
-        endings = ("png", "details.png")
+        endings = ("png", "details.png", "html", "map.nii.gz", "map.dcm", "map.tif", "map.mp4", "map.wav")
         results = {(self.folder / f"{source.name}.{ending}").resolve() for source in sources for ending in endings}
         lost = [source.path for source in sources if source.path.resolve() in results]
         if lost:
@@ -150,7 +165,7 @@ class Gallery:
             if self.loaded.classes is None
             else sha256("\n".join(self.loaded.classes).encode()).hexdigest(),
             "all_stages": self.all_stages,
-        }
+        } | ({} if self.recordings is None else {"recordings": self.recordings.settings()})
 
     def _earlier(self, source: Source, settings: dict[str, Any], damaged: list[str]) -> dict[str, Any] | None:
         """The facts of an earlier run, if it had the same settings and all that it wrote is whole."""
@@ -175,6 +190,8 @@ class Gallery:
         try:
             if len({item.x.shape for item in items}) > 1:
                 raise InputError("pictures of several sizes can't be explained at once")
+            if items[0].prepared is not None:
+                self.explainer.kind = items[0].prepared.kind
             found, failed = self._found(torch.stack([item.x for item in items])), None
         except Exception as error:  # a model of the user's may raise anything
             found, failed = None, _said(error)
@@ -227,18 +244,21 @@ class Gallery:
     def _save(self, item: _Read, found: Explanation) -> dict[str, Any]:
         names = [] if found.target is None else [self.loaded.named(int(c)) for c in found.target]
         titles = self.parsed.titles(self.loaded, found.output, len(found))
-        height, width = found.map.shape[-2:]
         facts = item.facts | {
             "names": names if titles is None else titles,
             "against_names": [] if found.against is None else [self.loaded.named(int(c)) for c in found.against],
             "strongest": [] if self.parsed.target is not None else self._strongest(found),
         }
-        outlines = self.parsed.outlines((height, width), found.output, len(found))
+        is_picture = found.main_of(found.relevance)[1] is Kind.PICTURE
+        height, width = found.map.shape[-2:] if is_picture else (0, 0)
+        outlines = self.parsed.outlines((height, width), found.output, len(found)) if is_picture else None
         photos = None if item.window is None else [item.photo] * len(found)
         shown = Shown(found, self.loaded, photos, titles, outlines)
         # Made before anything is written, so that an image has all of its files or none.
         made = {"npz": _npz(found, item.window)}
         made |= {kind: shown.encoded(kind, self.all_stages) for kind in ("png", "details.png")}
+        if item.prepared is not None:
+            made |= self._of_recording(item, item.prepared, found, facts["names"])
         facts |= found.facts() | {"marked": _marked(found, outlines)}
         facts["drawn"] = shown.drawn()
         facts["sentence"] = [shown.words(i).sentence for i in range(len(found))]
@@ -248,6 +268,19 @@ class Gallery:
         # Last of all: where it is, the others are.
         write_result(self._file(item.source, "json"), facts)
         return facts
+
+    def _of_recording(
+        self, item: _Read, prepared: Prepared, found: Explanation, names: Sequence[str]
+    ) -> dict[str, bytes]:
+        """The page of a recording with its sliders, and its map in a file of its field: of the first explanation."""
+        made: dict[str, bytes] = {}
+        if self.page is not None:
+            made["html"] = self.page(found[0], prepared, names[0] if names else None, item.source.name).encode()
+        ending = prepared.map_file()
+        place = prepared.recording
+        if ending is not None and place is not None and tuple(found.map.shape[1:]) == place.grid:
+            made[ending] = prepared.map_bytes(found)
+        return made
 
     def _strongest(self, found: Explanation) -> list[dict[str, Any]]:
         logits = logits_of(found.output)[0].detach().float()
@@ -288,6 +321,7 @@ class _Read:
     window: Window | None
     facts: dict[str, Any]
     damaged: tuple[str, ...]
+    prepared: Prepared | None = None
 
 
 def _said(error: Exception) -> str:
@@ -296,6 +330,8 @@ def _said(error: Exception) -> str:
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """The SHA-256 of a file, or of the files of a folder."""
+    if path.is_dir():
+        return folder_checksum(path)
     with open_regular(path) as file:
         return file_digest(file, "sha256").hexdigest()

@@ -36,10 +36,12 @@ class Source:
     name: str
 
 
-def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[list[Source], dict[str, str]]:
+def find(
+    arguments: Iterable[str | Path], output: Path | None = None, endings: tuple[str, ...] = ENDINGS
+) -> tuple[list[Source], dict[str, str]]:
     """The image files that are meant by files, folders (with their folders) and globs.
 
-    And why some arguments mean none.
+    And why some arguments mean none. With other ``endings`` these are what is taken from folders.
 
     Results of a folder's files are named by their place in it. Files whose results would have the same name get
     numbers. Folders are searched without ``output``, where earlier results may be.
@@ -52,7 +54,7 @@ def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[l
         found: dict[Path, str] = {}
         for place in places:
             if place.is_dir():
-                inside, unread = _inside(place, output)
+                inside, unread = _inside(place, output, endings)
                 found |= {p: p.relative_to(place).with_suffix("").as_posix() for p in inside}
                 problems |= unread
             elif place.is_file():
@@ -65,11 +67,11 @@ def find(arguments: Iterable[str | Path], output: Path | None = None) -> tuple[l
         elif others and not found:
             problems[argument] = "it is a pipe, a device or a socket, and no file. Give image files or folders."
         elif not found:
-            problems[argument] = f"there are no images in it (files that end in {', '.join(ENDINGS)})."
-    return _sources(named), problems
+            problems[argument] = f"there are no images in it (files that end in {', '.join(endings)})."
+    return sources_of(named), problems
 
 
-def _inside(folder: Path, output: Path | None) -> tuple[list[Path], dict[str, str]]:
+def _inside(folder: Path, output: Path | None, endings: tuple[str, ...]) -> tuple[list[Path], dict[str, str]]:
     """The images in a folder and in the folders in it, but for hidden ones and those in the folder of the results.
 
     And why some of what is in it can't be read.
@@ -77,7 +79,7 @@ def _inside(folder: Path, output: Path | None) -> tuple[list[Path], dict[str, st
     # Where the results go into the folder itself, what is an image and what a result can't be told: see `Gallery.run`.
     results = None if output is None or _real(output) == _real(folder) else output
     images, problems = [], {}
-    for each in walk(folder, ENDINGS, results):
+    for each in walk(folder, endings, results):
         why = each.why if isinstance(each, Unreadable) else not_a_file(each)
         if isinstance(each, Path) and why is None:
             images.append(each)
@@ -91,7 +93,7 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _sources(named: dict[Path, str]) -> list[Source]:
+def sources_of(named: dict[Path, str]) -> list[Source]:
     """Gives each file a name that no other has."""
     # "scan.png.jpg" must not get the results of "scan".
     plain = {path: re.sub(r"\.(png|json|npz)$", r"_\1", name) for path, name in named.items()}

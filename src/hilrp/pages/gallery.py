@@ -84,22 +84,34 @@ def _is_relative(facts: Mapping[str, Any]) -> bool:
 
 def _card(folder: Path, outcome: Outcome) -> str:
     facts, name = outcome.facts, outcome.source.name
-    sizes = [f"{width} x {height}" for width, height in (facts["size"], facts["seen"])]
-    saw = f"{sizes[0]} pixels" + (
-        f", of which the model saw {sizes[1]}, scaled and cropped" if sizes[0] != sizes[1] else ""
-    )
     said = [*facts["image_notes"], *(f"not checked: {reason}" for reason in facts.get("unchecked", ()))]
     notes = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in said)
+    kinds = [kind for kind in ("html", "png", "details.png", "npz") if kind in facts["sha256"]]
+    kinds += [kind for kind in facts["sha256"] if kind.startswith("map.")]
     files = ", ".join(
-        f'<a href="./{quote(os.fsencode(name))}.{kind}">{kind}</a>' for kind in ("png", "details.png", "npz", "json")
+        f'<a href="./{quote(os.fsencode(name))}.{kind}">{_LINKS.get(kind, kind)}</a>' for kind in [*kinds, "json"]
     )
     head = (
-        f'<div class="head"><b>{escape(outcome.label)}</b><span class="soft">{saw}</span>'
+        f'<div class="head"><b>{escape(outcome.label)}</b><span class="soft">{_size(facts)}</span>'
         f'<span class="soft">{files}</span></div>'
     )
     shown = _figure(folder / f"{name}.png", lambda figure: _drawn(facts, name, figure))
     details = _figure(folder / f"{name}.details.png", lambda figure: _details(name, figure))
     return card(f"{head}{notes}{shown}{folded('Stage by stage, and the ledger', details)}")
+
+
+#: What links to files are called that are not called by their endings.
+_LINKS = {"html": "a page with sliders"}
+
+
+def _size(facts: Mapping[str, Any]) -> str:
+    """How large a picture or a recording is, and what the model saw of it."""
+    if "grid" in facts:
+        seen = " x ".join(map(str, facts["seen"]))
+        return f"{' x '.join(map(str, facts['grid']))} values; the model was given {seen}"
+    sizes = [f"{width} x {height}" for width, height in (facts["size"], facts["seen"])]
+    scaled = f", of which the model saw {sizes[1]}, scaled and cropped" if sizes[0] != sizes[1] else ""
+    return f"{sizes[0]} pixels{scaled}"
 
 
 def _figure(path: Path, show: Callable[[Image.Image], str]) -> str:
@@ -113,6 +125,8 @@ def _figure(path: Path, show: Callable[[Image.Image], str]) -> str:
 
 def _drawn(facts: Mapping[str, Any], name: str, figure: Image.Image) -> str:
     """The pictures in a figure, each with its words as text."""
+    if not facts["drawn"]:  # a chart
+        return f'<div class="scroll"><div class="paper">{image(figure, f"{name}: relevance", quality=88)}</div></div>'
     shown = "".join(_explained(facts, i, name, figure.crop(each["place"])) for i, each in enumerate(facts["drawn"]))
     rest = len(facts["score"]) - len(facts["drawn"])
     return shown + (f"<p>{rest} more are not drawn; {escape(name)}.npz holds them.</p>" if rest else "")

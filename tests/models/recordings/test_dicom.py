@@ -12,56 +12,17 @@ import torch
 from torch import nn
 
 import hilrp
+from helpers.dicom_files import COLUMN, CORNER, GAP, NORMAL, ROW, saved, slice_of
 from hilrp import InputError
 
 pydicom = pytest.importorskip("pydicom")
 highdicom = pytest.importorskip("highdicom")
 nibabel = pytest.importorskip("nibabel")
 
-#: Rows and columns of a slice that is tilted in two ways.
-_ROW = np.array([0.96, 0.28, 0.0])
-_COLUMN = np.array([-0.168, 0.576, 0.8])
-_NORMAL = np.cross(_ROW, _COLUMN)
-CORNER, GAP = np.array([-100.25, 42.5, -300.125]), 2.5
-
-
-def _slice(number: int, rows=6, columns=5, **others):
-    """A CT slice of somebody, with Hounsfield units that say where each voxel is."""
-    ds = pydicom.Dataset()
-    ds.file_meta = pydicom.dataset.FileMetaDataset()
-    ds.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = pydicom.uid.CTImageStorage
-    ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID = f"1.2.3.4.{number + 1}"
-    ds.StudyInstanceUID, ds.SeriesInstanceUID, ds.FrameOfReferenceUID = "1.2.77", "1.2.88", "1.2.99"
-    ds.Modality, ds.SeriesNumber, ds.InstanceNumber = "CT", 3, number + 1
-    ds.PatientName, ds.PatientID, ds.PatientBirthDate, ds.PatientSex = "Doe^Jane", "MRN-4711", "19700101", "F"
-    ds.StudyDate, ds.StudyTime, ds.AccessionNumber, ds.StudyID = "20200202", "101010", "ACC-31", "STUDY-9"
-    ds.ReferringPhysicianName, ds.InstitutionName, ds.StudyDescription = "House^Greg", "Princeton", "Jane's thorax"
-    ds.Rows, ds.Columns, ds.SamplesPerPixel, ds.PhotometricInterpretation = rows, columns, 1, "MONOCHROME2"
-    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, 12, 11, 0
-    ds.RescaleSlope, ds.RescaleIntercept = 2, -1024
-    ds.PixelSpacing, ds.SliceThickness = [0.75, 0.5], 2.5
-    ds.ImageOrientationPatient = [*_ROW, *_COLUMN]
-    ds.ImagePositionPatient = [round(float(v), 9) for v in CORNER + number * GAP * _NORMAL]
-    pixels = number * 100 + np.arange(rows)[:, None] * 10 + np.arange(columns)
-    ds.PixelData = pixels.astype("<u2").tobytes()
-    for name, value in others.items():
-        setattr(ds, name, value)
-    return ds
-
-
-def _save(folder, slices, names=None):
-    folder.mkdir(exist_ok=True)
-    for i, ds in enumerate(slices):
-        # Names in another order than places.
-        name = names[i] if names else f"IM{(7 * i + 3) % 11:04d}"
-        ds.save_as(folder / name, enforce_file_format=True)
-    return folder
-
 
 @pytest.fixture
 def series(tmp_path):
-    return _save(tmp_path / "series", [_slice(i) for i in range(4)])
+    return saved(tmp_path / "series", [slice_of(i) for i in range(4)])
 
 
 def test_a_series_is_a_volume_in_space(series):
@@ -80,7 +41,7 @@ def test_a_series_is_a_volume_in_space(series):
         np.testing.assert_allclose(volume.array[::-1], recording.values[0])
     np.testing.assert_allclose(own, wanted, atol=1e-6)
     at = own @ [2, 4, 3, 1]
-    by_hand = CORNER + 2 * GAP * _NORMAL + 4 * 0.75 * _COLUMN + 3 * 0.5 * _ROW
+    by_hand = CORNER + 2 * GAP * NORMAL + 4 * 0.75 * COLUMN + 3 * 0.5 * ROW
     np.testing.assert_allclose(at[:3], by_hand * [-1, -1, 1], atol=1e-6)
 
 
@@ -145,11 +106,11 @@ def test_a_nifti_of_a_series(series, tmp_path):
     volume = highdicom.imread(file).get_volume()
     assert volume.spatial_shape == (2, 6, 5)
     ends = sorted(tuple(np.round(p, 4)) for p in (volume.affine[:3, 3], (volume.affine @ [1, 0, 0, 1])[:3]))
-    assert ends == sorted(tuple(np.round(CORNER + i * GAP * _NORMAL, 4)) for i in (1, 2))
+    assert ends == sorted(tuple(np.round(CORNER + i * GAP * NORMAL, 4)) for i in (1, 2))
 
 
 def test_one_slice_of_a_series(tmp_path):
-    folder = _save(tmp_path / "one", [_slice(0)], ["a.dcm"])
+    folder = saved(tmp_path / "one", [slice_of(0)], ["a.dcm"])
     recording = hilrp.read_file(folder / "a.dcm")
     assert recording.grid == (1, 6, 5)
     assert recording.notes == ("it is a single slice",)
@@ -157,9 +118,9 @@ def test_one_slice_of_a_series(tmp_path):
 
 
 def _broken(tmp_path, change, count=5):
-    slices = [_slice(i) for i in range(count)]
+    slices = [slice_of(i) for i in range(count)]
     change(slices)
-    return _save(tmp_path / "broken", slices, [f"{i}.dcm" for i in range(len(slices))])
+    return saved(tmp_path / "broken", slices, [f"{i}.dcm" for i in range(len(slices))])
 
 
 def _tilt(slices):
@@ -167,7 +128,7 @@ def _tilt(slices):
 
 
 def _other_size(slices):
-    slices[3] = _slice(3, rows=7)
+    slices[3] = slice_of(3, rows=7)
 
 
 def _other_spacing(slices):
@@ -184,7 +145,7 @@ def _again(slices):
 
 
 def _uneven(slices):
-    slices[4].ImagePositionPatient = [float(v) for v in CORNER + 4.4 * GAP * _NORMAL]
+    slices[4].ImagePositionPatient = [float(v) for v in CORNER + 4.4 * GAP * NORMAL]
 
 
 def _two_series(slices):
@@ -273,11 +234,11 @@ def test_compressed_slices_are_the_plain_ones(name):
 def test_files_of_pydicom_that_are_cut_or_cannot_be_decompressed(tmp_path):
     with pytest.raises(InputError, match=r"MR_truncated.dcm: its pixels can't be decoded"):
         hilrp.read_file(_of_pydicom("MR_truncated.dcm"))
-    ds = _slice(0)
+    ds = slice_of(0)
     ds.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLosslessSV1
     ds.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8no picture\xff\xd9"])
     ds["PixelData"].VR = "OB"
-    file = _save(tmp_path / "packed", [ds], ["a.dcm"]) / "a.dcm"
+    file = saved(tmp_path / "packed", [ds], ["a.dcm"]) / "a.dcm"
     with pytest.raises(InputError, match=r"a.dcm: its pixels can't be decoded .*compressed \(JPEG Lossless.*gdcmconv"):
         hilrp.read_file(file)
 
@@ -301,10 +262,10 @@ def test_multi_frame_objects(tmp_path, series):
 
 
 def test_radiographs(tmp_path):
-    ds = _slice(0)
+    ds = slice_of(0)
     del ds.ImagePositionPatient, ds.ImageOrientationPatient
     ds.PhotometricInterpretation = "MONOCHROME1"
-    recording = hilrp.read_file(_save(tmp_path / "xray", [ds], ["x.dcm"]) / "x.dcm")
+    recording = hilrp.read_file(saved(tmp_path / "xray", [ds], ["x.dcm"]) / "x.dcm")
     assert (recording.kind, tuple(recording.values.shape)) == ("picture", (1, 6, 5))
     assert float(recording.values[0, 0, 0]) == float(recording.values.max())
     assert re.search("greys were inverted", recording.notes[0])
@@ -324,7 +285,7 @@ def test_files_without_a_preamble(tmp_path):
     """They begin with the data at once."""
     file = tmp_path / "bare.dcm"
     for implicit in (True, False):
-        bare = _slice(1)
+        bare = slice_of(1)
         del bare.file_meta
         bare.save_as(file, implicit_vr=implicit, little_endian=True)
         assert file.read_bytes()[128:132] != b"DICM"

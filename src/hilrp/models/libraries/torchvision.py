@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torchvision import models
 
@@ -85,6 +87,28 @@ def _crop(name: str) -> int:
     return side
 
 
+def _films(transform: Any) -> Callable[[Any], Any]:
+    """The preprocessing of a model of films, for a `hilrp.Recording`: where its values lie stays known.
+
+    It does what torchvision's own does (tests compare them): scale, crop the middle, normalise.
+    """
+    (high, wide), (down, across) = ((each[0], each[-1]) for each in (transform.resize_size, transform.crop_size))
+    mean, std = (torch.tensor(each).view(3, 1, 1, 1) for each in (transform.mean, transform.std))
+
+    def prepare(recording: Any) -> Any:
+        if len(recording.grid) != 3 or recording.values.shape[0] != 3:
+            raise InputError(f"it takes films of three colours, not values of the form {tuple(recording.values.shape)}")
+        count, *sides = recording.grid
+        rows, columns = high, wide
+        if len(transform.resize_size) == 1:  # the shorter side
+            rows, columns = (high if side == min(sides) else int(high * side / min(sides)) for side in sides)
+        start = (0, round((rows - down) / 2), round((columns - across) / 2))
+        seen = recording.resized(count, rows, columns).cropped(start, (count, down, across))
+        return seen.with_values((seen.values - mean) / std)
+
+    return prepare
+
+
 #: What can be made ready for pictures.
 _LOADED = ("classification", "segmentation", "detection")
 
@@ -97,10 +121,11 @@ def trained() -> list[str]:
 def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
     """A classifier, segmentation model or detector of torchvision, with published weights or those of a checkpoint."""
     task = _task(name)
-    if task not in _LOADED:
+    if task not in _LOADED and task != "video":
         raise InputError(
-            f"torchvision/{name} does {task.replace('_', ' ')}; hilrp.load takes classifiers, segmentation models and "
-            "detectors. Load it with torchvision, and pass hilrp.explain a target: a function of its output."
+            f"torchvision/{name} does {task.replace('_', ' ')}; hilrp.load takes classifiers (of films, too), "
+            "segmentation models and detectors. Load it with torchvision, and pass hilrp.explain a target: a function "
+            "of its output."
         )
     published = models.get_model_weights(name).DEFAULT
     categories = list(published.meta["categories"])
@@ -115,6 +140,8 @@ def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
 
         model = weights.fitted(make, state, name, checkpoint, own_classes=len(categories))
     transform = published.transforms()
+    if task == "video":
+        return Loaded(f"torchvision/{name}", model, Preprocess(_films(transform)), categories)
     # Detectors normalise by themselves.
     mean, std = ((0.0,) * 3, (1.0,) * 3) if task == "detection" else (tuple(transform.mean), tuple(transform.std))
     ready = Detector(model) if task == "detection" else model
