@@ -7,6 +7,18 @@ Concepts(model, at="layer4").maps(x, concepts=found.strongest(5)).maps  # where 
 from hilrp.concepts.ablation import Ablation, AtLayer
 from hilrp.concepts.asking import Concepts
 from hilrp.concepts.basis import Directions, Groups
+from hilrp.concepts.graphs import ConceptGraph, Step, graph
 from hilrp.concepts.results import ConceptMaps, ConceptRelevance
 
-__all__ = ["Ablation", "AtLayer", "ConceptMaps", "ConceptRelevance", "Concepts", "Directions", "Groups"]
+__all__ = [
+    "Ablation",
+    "AtLayer",
+    "ConceptGraph",
+    "ConceptMaps",
+    "ConceptRelevance",
+    "Concepts",
+    "Directions",
+    "Groups",
+    "Step",
+    "graph",
+]

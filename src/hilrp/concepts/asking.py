@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from hilrp.attribution.explainer import Audit, Explainer
 from hilrp.attribution.explanation import Explanation
-from hilrp.attribution.references import Average
+from hilrp.attribution.references import Average, Given
 from hilrp.concepts import basis as bases
 from hilrp.concepts.ablation import Ablation, AtLayer
 from hilrp.concepts.cut import Arrived, Cut, Progress, Section, many
@@ -22,6 +24,7 @@ from hilrp.method.rules import DEFAULT_RULES, AnyRules
 from hilrp.targets import Target, score_of
 from hilrp.targets.classes import Checked
 from hilrp.util.errors import AuditWarning, BooksError, InputError, ModelError
+from hilrp.util.nested import tensors
 
 
 class Concepts:
@@ -68,10 +71,8 @@ class Concepts:
         else:
             self.layer = Layer.named(at, axis)
         self.basis = bases.named(basis)
-        try:
+        with in_words_of_layers():
             self._explainer = Explainer(model, rules, reference, audit, stages=None, keep=[self.layer.keep], kind=kind)
-        except InputError as error:
-            raise _about_at(error) from error
         if isinstance(self._explainer.reference, Average):
             raise _several()
         self._audit = audit
@@ -80,6 +81,18 @@ class Concepts:
     def model(self) -> nn.Module:
         """The model."""
         return self._explainer.model
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What relevance depends on beside model, layer and basis, in words."""
+        reference = self._explainer.reference
+        told = repr(reference)
+        if isinstance(reference, Given):
+            digest = sha256()
+            for t in tensors(reference.value):
+                digest.update(t.detach().cpu().contiguous().numpy().tobytes())
+            told = f"given {digest.hexdigest()[:16]}"
+        return {"rules": repr(self._explainer.rules), "reference": told, "kind": str(self._explainer.kind)}
 
     def relevance(self, x: Any, target: Target = None) -> ConceptRelevance:
         """What each concept holds of the score, with a ledger.
@@ -120,21 +133,20 @@ class Concepts:
         try:
             whole, section, g, beside = self._split(found, cut)
             chosen = _chosen(concepts, section.count)
-            split = section.split(g)
             one_hot = torch.eye(section.count, dtype=g.dtype, device=g.device)
 
             def one(concept: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-                arrived = section.down(split, concept)
+                arrived = section.down(g, concept)
                 return arrived.maps, arrived.others | arrived.kept
 
             parts, why = many(one, one_hot[chosen], g.device, at_once, progress)
             rest = beside.maps
-            left = g - section.back(split.seeds(one_hot[chosen].sum(0)))
+            left = g - section.seeds(g, one_hot[chosen].sum(0))
             if bool(left.any()):
                 rest = rest + section.onward(left).maps
             maps = torch.cat([each for each, _ in parts]).transpose(0, 1)
             kept = {name: torch.cat([each[name] for _, each in parts]).mT for name in parts[0][1]}
-            made = ConceptMaps(whole.at, whole.relevance, whole.ledger, found, chosen, maps, rest, kept, why)
+            made = ConceptMaps(**vars(whole), concepts=chosen, maps=maps, rest=rest, kept=kept, one_by_one=why)
         finally:
             cut.close()
         self._check(made)
@@ -150,9 +162,9 @@ class Concepts:
         """
         found, cut = cut_pass(self._explainer, x, target)
         try:
-            whole, section, g, _ = self._split(found, cut)
+            whole, section, _, _ = self._split(found, cut)
             chosen = _chosen([concepts] if isinstance(concepts, int) else concepts, section.count)
-            ablated = section.back(section.split(g).without(chosen)).contiguous()
+            ablated = section.back(section.written.without(chosen)).contiguous()
             now = section.kept.tensor.detach()
         finally:
             cut.close()
@@ -180,10 +192,8 @@ class Concepts:
                 f"at: no relevance of this score comes to `{self.layer}`: it is not on the way from the input to it. "
                 "Name another module."
             )
-        split = section.split(seen[0])
-        relevance = section.by_sample(split.relevance)
+        relevance, outside = section.relevance(seen[0])
         inputs = {f"concepts of {self.layer}": relevance.sum(1)}
-        outside = section.of_places(split.outside)
         if bool((outside != 0).any()):
             inputs["outside the basis"] = outside
         inputs[f"beside {self.layer}"] = beside.maps.double().flatten(1).sum(1)
@@ -193,7 +203,7 @@ class Concepts:
             found.ledger.score, torch.stack([*inputs.values()]).sum(0), before | beside.kept, {}, False, inputs,
             found.ledger.relative_to, found.ledger.floor,
         )  # fmt: skip
-        made = ConceptRelevance(str(self.layer), relevance, ledger, found)
+        made = ConceptRelevance(str(self.layer), relevance, section.activations, ledger, found)
         if found.rules.conserving and bool((ledger.residual > found.tolerance).any()):
             self._unsound(
                 f"the ledger of `{self.layer}` does not close:\n{ledger.table(int(ledger.residual.argmax()))}"
@@ -228,10 +238,8 @@ def _several() -> InputError:
 
 def cut_pass(explainer: Explainer, x: Any, target: Target) -> tuple[Explanation, Cut]:
     """The explanation of a score, and the pass that it came of, with its graph."""
-    try:
+    with in_words_of_layers():
         found = explainer.explain(x, target)
-    except InputError as error:
-        raise _about_at(error) from error
     if OTHERS in found.ledger.entries:
         raise ModelError(
             "The samples of this batch see each other, so that one's concepts hold others' scores. Give one at a time."
@@ -257,6 +265,10 @@ def _chosen(concepts: Iterable[int] | None, count: int) -> list[int]:
     return chosen
 
 
-def _about_at(error: InputError) -> InputError:
-    """An error about what is kept, in the words of who named a layer."""
-    return type(error)(str(error).replace("keep:", "at:", 1))
+@contextmanager
+def in_words_of_layers() -> Iterator[None]:
+    """Within, errors about what is kept speak of the layer that was named."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(str(error).replace("keep:", "at:", 1)) from error

@@ -20,28 +20,30 @@ from hilrp.method.rules import Rules
 from hilrp.util.errors import AuditError, HilrpError, InputError
 
 
-class Split(Protocol):
-    """The values of a layer in one pass, written in a basis; the channels are the last axis of all it is given.
+class Written(Protocol):
+    """The values of a layer, written in a basis; the channels are the last axis of all it is given and returns.
 
     Attributes:
-        relevance: The relevance of each concept at each place, ``[..., K]``.
-        outside: What the basis does not hold, at each place, ``[...]``.
+        codes: How much of each concept is at each place, ``[...,K]``.
     """
 
-    relevance: Tensor
-    outside: Tensor
+    codes: Tensor
 
     @property
     def kept(self) -> dict[str, Tensor]:
         """What constants of an encoder kept of the relevance that `seeds` was last asked for, at each place."""
         ...
 
-    def seeds(self, concept: Tensor) -> Tensor:
-        """The gradient at the layer that carries one concept's relevance and no other's; the concept is one-hot."""
+    def relevance(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The relevance of each concept at each place, ``[...,K]``, and what the basis does not hold, ``[...]``."""
+        ...
+
+    def seeds(self, g: Tensor, concept: Tensor) -> Tensor:
+        """The part of a gradient that carries one concept's relevance and no other's; the concept is one-hot."""
         ...
 
     def without(self, concepts: Sequence[int]) -> Tensor:
-        """The layer's values with some concepts as they are on the reference, or at zero where there is none."""
+        """The values with some concepts as they are on the reference, or at zero where there is none."""
         ...
 
 
@@ -52,8 +54,8 @@ class Basis(Protocol):
         """How many concepts it has, in a layer of so many channels; raises if it does not fit."""
         ...
 
-    def split(self, g: Tensor, now: Tensor, before: Tensor | None) -> Split:
-        """The relevance of values, given the gradient at them and what they are on the reference."""
+    def write(self, now: Tensor, before: Tensor | None) -> Written:
+        """Values, and what they are on the reference."""
         ...
 
 
@@ -95,9 +97,9 @@ class Groups:
             )
         return self.groups or channels
 
-    def split(self, g: Tensor, now: Tensor, before: Tensor | None) -> _InGroups:
-        """The sums over the channels of each group."""
-        return _InGroups(self._members(g), g, now, before)
+    def write(self, now: Tensor, before: Tensor | None) -> _InGroups:
+        """Sums over the channels of each group."""
+        return _InGroups(self._members(now), now, before)
 
     def _members(self, like: Tensor) -> Tensor | None:
         """Group by channel, ones and zeros; ``None`` where every channel is one."""
@@ -114,25 +116,29 @@ class Groups:
 
 
 class _InGroups:
-    def __init__(self, members: Tensor | None, g: Tensor, now: Tensor, before: Tensor | None) -> None:
-        self._members, self._g, self._now, self._before = members, g, now, before
-        own = g * (now if before is None else now - before)
-        self.relevance = own if members is None else own @ members.mT
-        left = own[..., :0] if members is None else own * (1 - members.sum(0))
-        self.outside = left.sum(-1)
+    def __init__(self, members: Tensor | None, now: Tensor, before: Tensor | None) -> None:
+        self._members, self._now, self._before = members, now, before
+        # Of a group of several channels, their length as a vector.
+        self.codes = now if members is None else (now.square() @ members.mT).sqrt()
         self.kept: dict[str, Tensor] = {}
+
+    def relevance(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient times value, or its difference."""
+        own = g * (self._now if self._before is None else self._now - self._before)
+        if self._members is None:
+            return own, own[..., :0].sum(-1)
+        return own @ self._members.mT, (own * (1 - self._members.sum(0))).sum(-1)
 
     def _channels(self, concept: Tensor) -> Tensor:
         return concept if self._members is None else concept @ self._members
 
-    def seeds(self, concept: Tensor) -> Tensor:
+    def seeds(self, g: Tensor, concept: Tensor) -> Tensor:
         """The gradient of a group's own channels."""
-        return self._g * self._channels(concept)
+        return g * self._channels(concept)
 
     def without(self, concepts: Sequence[int]) -> Tensor:
         """The values with those of some channels from the reference, or zero."""
-        count = self._g.shape[-1] if self._members is None else len(self._members)
-        chosen = self._now.new_zeros(count)
+        chosen = self.codes.new_zeros(self.codes.shape[-1])
         chosen[list(concepts)] = 1
         other = torch.zeros_like(self._now) if self._before is None else self._before
         return torch.where(self._channels(chosen) > 0, other, self._now)
@@ -150,8 +156,7 @@ class Directions:
 
     Example:
         >>> basis = Directions(torch.eye(3)[:2])
-        >>> split = basis.split(torch.ones(1, 3), torch.tensor([[1.0, 2.0, 4.0]]), None)
-        >>> split.relevance, split.outside
+        >>> basis.write(torch.tensor([[1.0, 2.0, 4.0]]), None).relevance(torch.ones(1, 3))
         (tensor([[1., 2.]]), tensor([4.]))
     """
 
@@ -186,35 +191,34 @@ class Directions:
             )
         return len(self.decoder)
 
-    def split(self, g: Tensor, now: Tensor, before: Tensor | None) -> _InDirections:
-        """Codes, times the gradient along their directions."""
-        decoder = self.decoder.detach().to(g)
+    def write(self, now: Tensor, before: Tensor | None) -> _InDirections:
+        """Codes along the directions."""
+        decoder = self.decoder.detach().to(now)
         if self.encoder is None or isinstance(self.encoder, Tensor):
-            matrix = torch.linalg.pinv(decoder.mT) if self.encoder is None else self.encoder.detach().to(g)
-            return _InDirections(decoder, _Linear(matrix, now, before), g, now, before)
-        return _InDirections(decoder, _Encoder(self.encoder, len(decoder), now, before), g, now, before)
+            matrix = torch.linalg.pinv(decoder.mT) if self.encoder is None else self.encoder.detach().to(now)
+            return _InDirections(decoder, _Linear(matrix, now, before), now, before)
+        return _InDirections(decoder, _Encoder(self.encoder, len(decoder), now, before), now, before)
 
 
 class _InDirections:
-    def __init__(
-        self, decoder: Tensor, codes: _Linear | _Encoder, g: Tensor, now: Tensor, before: Tensor | None
-    ) -> None:
-        self._decoder, self._codes, self._now = decoder, codes, now
-        self._along = g @ decoder.mT
-        held = codes.now if codes.before is None else codes.now - codes.before
-        self._held = held
-        self.relevance = held * self._along
-        change = now if before is None else now - before
-        self.outside = (g * (change - held @ decoder)).sum(-1)
+    def __init__(self, decoder: Tensor, encoded: _Linear | _Encoder, now: Tensor, before: Tensor | None) -> None:
+        self._decoder, self._encoded, self._now = decoder, encoded, now
+        self.codes = encoded.now
+        self._held = encoded.now if encoded.before is None else encoded.now - encoded.before
+        self._left = (now if before is None else now - before) - self._held @ decoder
 
     @property
     def kept(self) -> dict[str, Tensor]:
         """What the encoder's constants kept."""
-        return self._codes.kept
+        return self._encoded.kept
 
-    def seeds(self, concept: Tensor) -> Tensor:
+    def relevance(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes times the gradient along their directions."""
+        return self._held * (g @ self._decoder.mT), (g * self._left).sum(-1)
+
+    def seeds(self, g: Tensor, concept: Tensor) -> Tensor:
         """The gradient along a direction, through the encoder."""
-        return self._codes.back(self._along * concept)
+        return self._encoded.back((g @ self._decoder.mT) * concept)
 
     def without(self, concepts: Sequence[int]) -> Tensor:
         """The values less what some directions add to them."""

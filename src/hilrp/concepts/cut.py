@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Kept, Pass
-from hilrp.concepts.basis import Basis, Split
+from hilrp.concepts.basis import Basis, Written
 from hilrp.concepts.layer import Layer
 from hilrp.util.errors import ModelError
 from hilrp.util.nested import tensors
@@ -152,12 +153,27 @@ class Section:
     basis: Basis
     count: int
 
-    def split(self, g: Tensor) -> Split:
-        """The layer's values in the basis, given the gradient at them, with `Books.seed` in it."""
+    @cached_property
+    def written(self) -> Written:
+        """The layer's values in the basis."""
         now = self.kept.tensor.detach()
         relative = self.cut.run.reference_score is not None
-        before = self.laid(now - self.kept.value) if relative else None
-        return self.basis.split(self.laid(g), self.laid(now), before)
+        return self.basis.write(self.laid(now), self.laid(now - self.kept.value) if relative else None)
+
+    def relevance(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """What each concept holds of a gradient at the layer, ``[B,K]``, and what the basis does not, ``[B]``."""
+        own, outside = self.written.relevance(self.laid(g))
+        return self.by_sample(own), self.of_places(outside)
+
+    def seeds(self, g: Tensor, concepts: Tensor) -> Tensor:
+        """The part of a gradient that carries some concepts, given as a vector of ones and zeros."""
+        return self.back(self.written.seeds(self.laid(g), concepts))
+
+    @property
+    def activations(self) -> Tensor:
+        """The most that is found of each concept at a place of a sample, ``[B,K]``."""
+        codes = self.written.codes
+        return codes.reshape(self.cut.batch, -1, codes.shape[-1]).amax(1)
 
     def laid(self, t: Tensor) -> Tensor:
         """A tensor like the layer's with its channels last."""
@@ -176,10 +192,10 @@ class Section:
         """The same without an axis of concepts, ``[B]``."""
         return self.by_sample(t.unsqueeze(-1))[:, 0]
 
-    def down(self, split: Split, concepts: Tensor) -> Arrived:
-        """Goes on from the layer with the relevance of some concepts, given as a vector of ones and zeros."""
-        found = self.onward(self.back(split.seeds(concepts)))
-        own = {f"{kind} of the encoder": self.of_places(t) for kind, t in split.kept.items()}
+    def down(self, g: Tensor, concepts: Tensor) -> Arrived:
+        """Goes on from the layer with the part of a gradient that carries some concepts."""
+        found = self.onward(self.seeds(g, concepts))
+        own = {f"{kind} of the encoder": self.of_places(t) for kind, t in self.written.kept.items()}
         return replace(found, kept=found.kept | own)
 
     def onward(self, g: Tensor) -> Arrived:

@@ -18,12 +18,15 @@ class ConceptRelevance:
     Attributes:
         at: The layer.
         relevance: The relevance of each concept, ``[B,K]``.
+        activations: The most that is found of each concept at a place of the layer, ``[B,K]``: the value of a channel,
+            the length of a group of several, the code of a direction.
         ledger: ``score = concepts + outside the basis + beside the layer + constants``.
         explanation: The explanation of the score that was split.
     """
 
     at: str
     relevance: Tensor
+    activations: Tensor
     ledger: Ledger
     explanation: Explanation
 
