@@ -10,9 +10,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -167,7 +167,7 @@ class Gallery:
             if self._read(piece) is None:
                 found = self._explained([prepare(item) for item in self._store.items(piece)])
                 arrays = found | {"identity": np.array(self._store.identity(piece))}
-                write_whole(self._file(piece), lambda file, a=arrays: np.savez_compressed(file, **a))
+                write_whole(self._file(piece), partial(_write, arrays))
             yield piece.count
 
     def strongest(self, concept: int, count: int = 9, by: By = "relevance") -> list[Example]:
@@ -327,6 +327,10 @@ class Gallery:
         assert targets is not None
         each = [t.float().cpu().numpy() for t in (found.relevance, found.activations)]
         return zip(*each, targets.tolist(), found.explanation.score.tolist(), strict=True)
+
+
+def _write(arrays: dict[str, np.ndarray], file: IO[bytes]) -> None:
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def described(concepts: Concepts) -> dict[str, Any]:
