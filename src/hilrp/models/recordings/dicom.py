@@ -13,7 +13,7 @@ import numpy as np
 
 from hilrp.attribution.kinds import Kind
 from hilrp.models.recordings.nifti import INSTALL, Space, moved_affine
-from hilrp.models.recordings.recording import MOST, Recording, check_count, checked_path, finite
+from hilrp.models.recordings.recording import MOST, Recording, check_count, checked_path, finite, reading
 from hilrp.util.errors import InputError
 from hilrp.util.peers import imported
 from hilrp.util.regular_files import not_a_file, printable
@@ -24,6 +24,8 @@ _TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 _EVEN = 0.01
 #: How far the numbers of two orientations may be from each other: they are written with few digits.
 _ALIKE = 1e-3
+#: Files that are deflated as a whole have at most so many bytes.
+_DEFLATED = 2**20
 #: What of a dataset says where its pixels lie.
 _PLACED = ("FrameOfReferenceUID", "ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing", "SliceThickness")
 
@@ -76,6 +78,13 @@ class _NoDicom(InputError):
 
 def read(path: Path, series: str | int | None = None) -> Recording:
     """A volume of a folder with one series or of a multi-frame object, or a radiograph."""
+    imported("pydicom", INSTALL)
+    with reading(path, "DICOM series" if path.is_dir() else "DICOM file"):
+        return _read(path, series)
+
+
+def _read(path: Path, series: str | int | None) -> Recording:
+    """The same; what is written wrongly in a file may raise anything, wherever it is looked at."""
     notes: list[str] = []
     found = _of_folder(path, notes) if path.is_dir() else {path: _dataset(path)}
     held = _one_series(path, found, series)
@@ -123,6 +132,7 @@ def _dataset(file: Path) -> Any:
     checked_path(file)
     try:
         try:
+            _check_deflated(file)
             dataset = pydicom.dcmread(file)
         except pydicom.errors.InvalidDicomError:  # some begin at once, without saying what they are
             dataset = pydicom.dcmread(file, force=True)
@@ -133,11 +143,23 @@ def _dataset(file: Path) -> Any:
             uids = pydicom.uid
             plain = uids.ImplicitVRLittleEndian if implicit else uids.ExplicitVRLittleEndian
             dataset.file_meta.TransferSyntaxUID = plain if little else uids.ExplicitVRBigEndian
+    except InputError:
+        raise
     except pydicom.errors.InvalidDicomError as error:
         raise _NoDicom(f"{printable(file)}: it is no DICOM file. Is it complete?") from error
     except Exception as error:
         raise InputError(f"{printable(file)}: not a readable DICOM file ({error}). Is it complete?") from error
     return dataset
+
+
+def _check_deflated(file: Path) -> None:
+    """Raises where a file is packed as a whole, and may be a thousand times as large as it looks."""
+    pydicom = imported("pydicom", INSTALL)
+    syntax = pydicom.filereader.read_file_meta_info(file).get("TransferSyntaxUID")
+    if syntax == pydicom.uid.DeflatedExplicitVRLittleEndian and file.stat().st_size > _DEFLATED:
+        raise InputError(
+            f"{printable(file)}: it is deflated, and larger than {_DEFLATED / 1e6:.0f} MB. Unpack it, with dcmconv."
+        )
 
 
 def _one_series(path: Path, found: dict[Path, Any], series: str | int | None) -> dict[Path, Any]:

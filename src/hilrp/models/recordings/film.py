@@ -79,6 +79,9 @@ def read(path: Path, frames: int | None = None, span: tuple[float, float] | None
         with av.open(str(path.absolute()), options={"protocol_whitelist": "file"}) as container:
             if not container.streams.video:
                 raise InputError(f"{printable(path)}: there are no pictures in it, only sound.")
+            check_count(
+                path, (3, container.streams.video[0].height, container.streams.video[0].width), "Scale it down."
+            )
             times = _times(container, span)
             if not times:
                 within = "" if span is None else f" between {span[0]:g} s and {span[1]:g} s"
