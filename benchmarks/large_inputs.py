@@ -131,9 +131,9 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def kept(row: dict[str, Any]) -> list[tuple[str, str, str, int, str]]:
-    """A row as the documents' figures are kept."""
+    """A row as the documents' figures are kept, memory in gigabytes."""
     method = "tiles" if row["tiles"] else "one go"
-    figures = {name: row[name] / 2**20 for name in ("bytes", "input", "output and map")}
+    figures = {name: row[name] / 2**30 for name in ("bytes", "input", "output and map")}
     figures |= {name: row[name] for name in ("tiles", "seconds", "residual")}
     return [(f"{row['kind']} {row['side']}", method, name, 0, f"{value:.6g}") for name, value in figures.items()]
 

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 import hilrp
 from helpers.models import small_vit
 from hilrp.attribution.texts import ImageText, ImageTower, caption_embeddings, similarity
-from hilrp.targets import Cosine, Detection, Direction, Region, Views, embedding_of
+from hilrp.targets import Cosine, Detection, Direction, Keypoint, Mask, Missed, Region, Views, embedding_of
+from hilrp.util.errors import TargetError
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
@@ -338,3 +339,111 @@ def test_regions_of_volumes():
 def test_regions_of_volumes_that_are_refused(region, message):
     with pytest.raises(hilrp.TargetError, match=message):
         hilrp.explain(DenseVolume().double().eval(), VOLUMES, region)
+
+
+def test_masks_of_queries_and_of_prompts():
+    """Of Mask2Former's kind one for each query, of SAM's several for each prompt, of which it thinks one best."""
+    logits = torch.tensor([[[[1.0, -1.0], [3.0, -2.0]], [[-5.0, -1.0], [-2.0, -3.0]]]])
+
+    def value(target, output):
+        return target.prepare(None, lambda x: output)(output)
+
+    assert value(Mask(0), {"masks_queries_logits": logits}).tolist() == [2.0]
+    assert value(Mask(1), {"masks_queries_logits": logits}).tolist() == [-1.0]  # nowhere: where it comes nearest
+    several = torch.stack([logits, logits + 1], 2)
+    sure = torch.tensor([[[0.1, 0.9], [0.9, 0.1]]])
+    assert value(Mask(0), {"pred_masks": several, "iou_scores": sure}).tolist() == [3.0]
+    assert value(Mask(0, choice=0), {"pred_masks": several, "iou_scores": sure}).tolist() == [2.0]
+    for output, target, said in [
+        ({"pred_masks": several}, Mask(0), "give choice="),
+        ({"pred_masks": several}, Mask(0, choice=2), "there are 2 masks"),
+        ({"logits": logits}, Mask(0), "has no mask for each object"),
+        ({"masks": logits}, Mask(2), "out of range"),
+        ({"masks": logits}, Mask([0, 1]), "give one whole number"),
+        ({"masks": logits}, Keypoint(0), "has no keypoints"),
+    ]:
+        with pytest.raises(TargetError, match=said):
+            value(target, output)
+    assert Mask(0).outline((4, 4), {"masks": logits}, 1).sum() == 8
+
+
+def test_models_that_answer_in_words_are_told_to_be_asked():
+    from transformers.modeling_outputs import CausalLMOutput
+
+    class Speaking(nn.Module):
+        def forward(self, x):
+            return CausalLMOutput(logits=x.flatten(2).expand(-1, -1, 7))
+
+    for target in (None, 3):
+        with pytest.raises(TargetError, match=r"hilrp\.explain_answer"):
+            hilrp.explain(Speaking().eval(), torch.rand(1, 3, 1, 1), target)
+
+
+class Finding(nn.Module):
+    """Three queries with fixed boxes, whose logits depend on the picture."""
+
+    boxes = torch.tensor([[0.25, 0.25, 0.3, 0.3], [0.75, 0.75, 0.3, 0.3], [0.7, 0.7, 0.2, 0.2]])
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(3 * 64, 6)
+
+    def forward(self, x):
+        return {
+            "logits": torch.tanh(self.head(x.flatten(1))).unflatten(1, (3, 2)),
+            "pred_boxes": self.boxes.to(x).expand(len(x), -1, -1) + 0 * x.mean((1, 2, 3))[:, None, None],
+        }
+
+
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+def test_an_object_that_was_missed_is_asked_for_at_its_place(rules):
+    """The query is the one that training would match with it; the score is the logit of its class."""
+    model, x = Finding().eval().double(), torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    output = model(x)
+    for box, query in (((0.9, 0.9, 3.1, 3.1), 0), ((4.8, 4.8, 7.2, 7.2), 1), ((4.9, 4.9, 6.4, 6.4), 2)):
+        for label in (0, 1, [1, 0]):
+            found = hilrp.explain(model, x, Missed(label, box), rules)
+            labels = torch.tensor([label, label] if isinstance(label, int) else label)
+            assert torch.allclose(found.score, output["logits"][torch.arange(2), query, labels])
+            assert float(found.ledger.residual.max()) < 1e-10
+            batched = hilrp.explain(model, x, Missed(label, box), rules, batch=1)
+            assert torch.allclose(batched.relevance, found.relevance)
+    if rules == "secant":  # the query stays the same all along a chain
+        found = hilrp.explain(model, x, Missed(1, (4.8, 4.8, 7.2, 7.2)), passes=4)
+        assert float(found.ledger.residual.max()) < 1e-10
+    corners = {
+        "logits": output["logits"],
+        "corners": torch.tensor([[[0.0, 0, 1, 1], [0.5, 0.5, 1, 1], [0, 0, 0.4, 0.4]]] * 2),
+    }
+    corners["labels"] = torch.tensor([[0, 1, -1], [0, -1, -1]])  # of models that return what they find
+    own = Missed(1, (0, 0, 3, 3)).prepare(x, lambda x: corners)(corners)
+    # By hand: the first costs 5 * 1.875 - 2 * 0.14, the second 5 * 1.375 + 2 * 0.61, but for the likelihoods; the third
+    # is none, and of the second sample the second isn't either.
+    assert own.tolist() == [output["logits"][0, 1, 1].item(), output["logits"][1, 0, 1].item()]
+    overlap = Missed(0, (0, 0, 8, 8)).overlaps(corners, (8, 8))
+    assert torch.allclose(overlap, torch.tensor([1, 0.25, 0.16]).expand(2, -1).to(overlap))
+    for against in (1, [1, 1], "found"):  # of two classes the other
+        found = hilrp.explain(model, x, Missed(0, (4.8, 4.8, 7.2, 7.2), against), rules)
+        assert torch.allclose(found.score, output["logits"][:, 1, 0] - output["logits"][:, 1, 1])
+        assert float(found.ledger.residual.max()) < 1e-10
+    outline = Missed(0, (1, 2, 5, 4)).outline((8, 8), output, 2)
+    assert outline[1].sum() == 8
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (lambda: Missed(0, (0, 0, 9, 9)), "isn't inside the input of 8 x 8"),
+        (lambda: Missed(0, (4, 0, 4, 8)), "is empty"),
+        (lambda: Missed(0, (0, 0, 8)), "left, top, right, bottom"),
+        (lambda: Missed(5, (0, 0, 8, 8)), "out of range"),
+        (lambda: Missed("cat", (0, 0, 8, 8)), "is a name"),
+        (lambda: Missed(0, (0, 0, 8, 8), "cat"), 'give a class, or "found"'),
+        (lambda: Missed(0, (0, 0, 8, 8), 7), "against=7 is out of range"),
+        (lambda: Missed(0, (0, 0, float("nan"), 8)), "left, top, right, bottom"),
+    ],
+)
+def test_places_that_make_no_sense(target, said):
+    with pytest.raises(TargetError, match=said):
+        hilrp.explain(Finding().eval().double(), torch.rand(1, 3, 8, 8, dtype=torch.float64), target())

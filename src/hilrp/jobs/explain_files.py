@@ -223,9 +223,9 @@ class Gallery:
             target = None
         else:
             with torch.no_grad():
-                logits = logits_of(self.loaded.model(x))
+                logits = logits_of(output := self.loaded.model(x))
             if logits.ndim != 2:
-                raise InputError(no_classifier(tuple(logits.shape), len(x)))
+                raise InputError(no_classifier(tuple(logits.shape), len(x), output))
             if logits.shape[1] < parsed.strongest:
                 raise InputError(
                     f"target {parsed.text}: the model's output {tuple(logits.shape)} has not so many classes."

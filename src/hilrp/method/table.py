@@ -113,7 +113,7 @@ _ROWS: list[tuple[Row, str]] = [
     (Row(N, reindexing.native, "root", traced, GATE), "std"),
     (Row(N, normalisation.norm, "norm", traced, GATE), "norm linalg_norm linalg_vector_norm"),
     (Row(N, normalisation.stop, "elementwise", aligned, normalisation.reciprocal_level), "rsqrt reciprocal"),
-    (Row(N, normalisation.stop, "elementwise", aligned, GATE), "log log2 log10 floor ceil round trunc sign"),
+    (Row(N, normalisation.stop, "elementwise", aligned, GATE), "log log2 log10 logit floor ceil round trunc sign"),
     (Row(N, normalisation.stop, "log_sum", aligned, GATE), "log_softmax"),
     (Row(N, normalisation.stop, "log_sum", traced, GATE), "logsumexp"),
     # Selections: homogeneous of degree one, so that the native backward is exact --------------------------------

@@ -22,6 +22,7 @@ _SYNONYMS = {
     for name, others in {
         "add": "radd", "sub": "subtract", "mul": "multiply rmul", "div": "divide true_divide truediv",
         "abs": "absolute", "neg": "negative", "cat": "concat concatenate", "clamp": "clip", "sigmoid": "special_expit",
+        "logit": "special_logit",
         "item": "is_nonzero", "softmax": "special_softmax", "atan": "arctan", "asinh": "arcsinh",
         "vstack": "row_stack", "norm": "frobenius_norm", "matmul": "linalg_matmul",
     }.items()

@@ -20,6 +20,8 @@ LIBRARIES = {
     "timm": None, "torchvision": None, "transformers": "hf", "open_clip": "clip", "monai": None,
     "segmentation_models_pytorch": None, "ultralytics": None, "torchxrayvision": None,
 }  # fmt: skip
+#: What has to be known of a library before it is installed.
+_LICENCES = {"ultralytics": " (its licence is the AGPL-3.0, or one of its maker's)"}
 #: What comes with hilrp. Its models are always named with it: a bare "swin" could be many.
 ZOO = "zoo"
 #: What timm's names of models on a hub begin with.
@@ -34,7 +36,7 @@ def library(name: str) -> ModuleType:
         if error.name is None or error.name.startswith("hilrp"):
             raise
         extra = LIBRARIES.get(name)
-        remedy = f"pip install 'hilrp[{extra}]'" if extra else f"pip install {name}"
+        remedy = f"pip install 'hilrp[{extra}]'" if extra else f"pip install {name}{_LICENCES.get(name, '')}"
         raise UnavailableError(f"{name} is not installed. Install it with: {remedy}") from error
 
 

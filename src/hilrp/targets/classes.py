@@ -82,22 +82,50 @@ def logits_of(output: Any) -> Tensor:
     return first
 
 
-def no_classifier(shape: tuple[int, ...], batch: int) -> str:
-    """What to ask of a model that doesn't return one score for each class."""
+#: What outputs of transformers that speak are called: part of the name of their class.
+_SPEAKING = ("CausalLM", "Seq2SeqLM", "MaskedLM")
+
+
+def no_classifier(shape: tuple[int, ...], batch: int, output: Any = None) -> str:
+    """What to ask of a model that doesn't return one score for each class: the line that works, where that is known."""
     said = f"The model's output has shape {shape}, not [{batch}, classes]: it is no classifier. "
+    alone = "Pass target=function, which takes the output and returns one scalar per sample."
+    function = f"Or p{alone[1:]}"
+    if any(part in type(output).__name__ for part in _SPEAKING):
+        return said + (
+            "It answers in words, with a score for each token. Ask it: hilrp.explain_answer(model, processor, image, "
+            f"question), on the command line hilrp ask. {function}"
+        )
     if len(shape) == 4:
         return said + (
             "Ask for a class in a part of the picture: targets.Region(label, box=...), on the command line --target "
-            "region:LEFT,TOP,RIGHT,BOTTOM:CLASS or region:MASK.png:CLASS. Or pass target=function, which takes the "
-            "output and returns one scalar per sample."
+            f"region:LEFT,TOP,RIGHT,BOTTOM:CLASS or region:MASK.png:CLASS. {function}"
         )
+    if len(shape) == 5:
+        return said + f"Ask for a class in a part of the volume: targets.Region(label, box=...). {function}"
+    if is_raw_yolo(output):
+        return said + f"{WRAP_YOLO} {function}"
     if len(shape) == 3:
         return said + (
             "Ask for one detection: targets.Detection(query) or Detection(None, label) for the query that is surest "
-            "of a class, on the command line --target detection:QUERY or detection:CLASS. Or pass target=function, "
-            "which takes the output and returns one scalar per sample."
+            f"of a class, on the command line --target detection:QUERY or detection:CLASS. {function}"
         )
-    return said + "Pass target=function, which takes the output and returns one scalar per sample."
+    return said + alone
+
+
+#: The line that works for what ultralytics' models return.
+WRAP_YOLO = (
+    "It is that of a YOLO of ultralytics: boxes before selection. Explain "
+    "hilrp.models.libraries.yolo.Yolo(model) instead, which returns the objects that are found, and ask "
+    "targets.Detection(0), Detection(0, side='left') or targets.Mask(0)."
+)
+
+
+def is_raw_yolo(output: Any) -> bool:
+    """Whether an output is a YOLO's of ultralytics: decoded boxes, and a mapping of what they are made of."""
+    raw = output[1] if isinstance(output, tuple) and len(output) == 2 else None
+    raw = raw.get("one2many", raw) if isinstance(raw, Mapping) else None
+    return isinstance(raw, Mapping) and {"boxes", "scores", "feats"} <= set(raw)
 
 
 def is_own(target: Target) -> bool:
@@ -142,7 +170,7 @@ def score_of(output: Any, target: Target, batch: int) -> Score:
     if logits.ndim == 1 and logits.shape[0] == batch:
         logits = logits.unsqueeze(1)
     if logits.ndim != 2 or logits.shape[0] != batch:
-        raise TargetError(no_classifier(tuple(logits.shape), batch))
+        raise TargetError(no_classifier(tuple(logits.shape), batch, output))
     if not isinstance(target, Checked):
         target = checked(target, logits)
     wanted, other = target.wanted, target.other

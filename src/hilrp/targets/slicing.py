@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hilrp.targets.classes import Contrast, Target
-from hilrp.targets.dense import Detection, Region
+from hilrp.targets.dense import Detection, Keypoint, Mask, Missed, Region
 from hilrp.targets.embeddings import Cosine, Direction
 from hilrp.util.errors import TargetError
 
@@ -37,6 +37,11 @@ def part_of(target: Target, part: slice, batch: int, places: int = 2) -> Target:
     if isinstance(target, Detection):
         query = _cut(target.query, part, batch, "query")
         return replace(target, label=classes(target.label, "label"), query=query)
+    if isinstance(target, Missed):
+        other = target.against if isinstance(target.against, str) else classes(target.against, "against")
+        return replace(target, label=classes(target.label, "label"), against=other)
+    if isinstance(target, (Mask, Keypoint)):
+        return replace(target, query=_cut(target.query, part, batch, "query"))
     if callable(target) or hasattr(target, "prepare"):
         return target
     return classes(target, "target")

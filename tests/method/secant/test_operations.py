@@ -75,6 +75,7 @@ OPERATIONS = {
     "power of two": lambda x: (x.square() + 0.5) ** (x @ A).tanh(),
     "two to the power": lambda x: 2**x,
     "log": lambda x: (x.square() + 0.1).log(),
+    "logit": lambda x: torch.logit(x, 1e-3) + torch.special.logit(x.sigmoid()) * x,
     "hypot": lambda x: torch.hypot(x, x @ A),
     "softmax": lambda x: (x @ A).softmax(-1) * x,
     "softmax by hand": lambda x: (e := (x @ A - (x @ A).amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True) * x,

@@ -205,6 +205,7 @@ CASES = {
     "log": lambda x: spread(x).log(),
     "log2": lambda x: spread(x).log2(),
     "log10": lambda x: spread(x).log10(),
+    "logit": lambda x: torch.logit(0.1 + 0.8 * x.sigmoid()),
     "log_softmax": lambda x: x.log_softmax(-1),
     "logsumexp": lambda x: x.logsumexp(-1),
     "floor": torch.floor,

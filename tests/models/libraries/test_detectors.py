@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
-from torchvision.models.detection import faster_rcnn
+from torchvision.models.detection import faster_rcnn, keypoint_rcnn, mask_rcnn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.ops import FrozenBatchNorm2d
 from typer.testing import CliRunner
@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 import hilrp
 from hilrp.cli import app
 from hilrp.models.libraries.detectors import Detector
-from hilrp.targets import Detection
+from hilrp.targets import Detection, Keypoint, Mask
+from hilrp.util.errors import TargetError
 
 X = torch.rand(2, 3, 48, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 ONE_STAGE = {"score_thresh": 0.0, "detections_per_img": 6, "topk_candidates": 200}
@@ -223,3 +224,101 @@ def test_other_threads_are_not_listened_to():
         found = Detector(model)(X)
     assert torch.equal(found["labels"], alone["labels"])
     torch.testing.assert_close(found["logits"], alone["logits"])
+
+
+def with_masks():
+    """Mask R-CNN, with a narrow second stage."""
+    own = {
+        "mask_head": mask_rcnn.MaskRCNNHeads(32, (16, 16), 1),
+        "mask_predictor": mask_rcnn.MaskRCNNPredictor(16, 16, 6),
+    }
+    return models.detection.MaskRCNN(narrow_pyramid(), **narrow_heads(), **own, **SMALL, **TWO_STAGES)
+
+
+def narrow_heads():
+    return {
+        "box_head": faster_rcnn.TwoMLPHead(32 * 7**2, 64),
+        "box_predictor": faster_rcnn.FastRCNNPredictor(64, 6),
+    }
+
+
+def with_keypoints():
+    """Keypoint R-CNN with four joints, with a narrow second stage."""
+    own = {
+        "keypoint_head": keypoint_rcnn.KeypointRCNNHeads(32, (16, 16)),
+        "keypoint_predictor": keypoint_rcnn.KeypointRCNNPredictor(16, 4),
+    }
+    return models.detection.KeypointRCNN(narrow_pyramid(), **narrow_heads(), **own, **SMALL, **TWO_STAGES)
+
+
+@pytest.fixture(scope="module", params=[with_masks, with_keypoints], ids=["masks", "keypoints"])
+def with_more(request):
+    torch.manual_seed(1)
+    return Detector(request.param().double().eval()).eval()
+
+
+def test_masks_and_keypoints_are_the_detectors_own(with_more):
+    """The logits are those of the head that torchvision runs on the boxes that it has found."""
+    heads = with_more.detector.roi_heads
+    predictor = heads.mask_predictor if heads.has_mask() else heads.keypoint_predictor
+    kept = []
+    handle = predictor.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    objects = with_more.detector(list(X))
+    handle.remove()
+    found = with_more(X)
+    labels = torch.cat([each["labels"] for each in objects])
+    own = kept[-1][torch.arange(len(labels)), labels] if heads.has_mask() else kept[-1]
+    ours = found["box_masks" if heads.has_mask() else "keypoints"]
+    ours = torch.cat([rows[: len(each["labels"])] for rows, each in zip(ours, objects, strict=True)])
+    torch.testing.assert_close(ours, own)
+    assert len(own) > 2
+
+
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+def test_books_of_masks_and_keypoints_close(with_more, rules):
+    has_mask = with_more.detector.roi_heads.has_mask()
+    for target in (Mask(0), Mask([1, 0])) if has_mask else (Keypoint(0), Keypoint(3, [1, 0])):
+        found = hilrp.explain(with_more, X, target, rules, stages=None)
+        assert float(found.ledger.residual.max()) < 1e-10
+        assert float(found.map.abs().amax()) > 0
+        batched = hilrp.explain(with_more, X, target, rules, stages=None, batch=1)
+        torch.testing.assert_close(found.relevance, batched.relevance)
+
+
+def test_the_value_of_a_mask_and_of_a_joint(with_more):
+    found = with_more(X)
+    if "box_masks" in found:
+        mask = found["box_masks"][:, 1]
+        expected = [float(m[m > 0].mean() if bool((m > 0).any()) else m.max()) for m in mask]
+        assert Mask(1).prepare(X, with_more)(found).tolist() == pytest.approx(expected)
+        outline = Mask(0).outline((48, 40), found, 2)
+        assert outline.shape == (2, 48, 40)
+        left, top, right, bottom = (found["corners"][0, 0] * torch.tensor([40, 48, 40, 48])).tolist()
+        rows, columns = outline[0].nonzero().unbind(1)
+        if len(rows):
+            assert left - 1 <= int(columns.min()) <= int(columns.max()) <= right + 1
+            assert top - 1 <= int(rows.min()) <= int(rows.max()) <= bottom + 1
+    else:
+        assert (
+            Keypoint(2, 1).prepare(X, with_more)(found).tolist()
+            == found["keypoints"][:, 1, 2].flatten(1).amax(1).tolist()
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (Mask(99), "no object 99 in sample 0|no mask for each"),
+        (Mask(0.5), "give one whole number|no mask for each"),
+        (Keypoint(9), "the model knows 4, from 0|no keypoints for each"),
+        (Keypoint(0, -1), "no object -1|no keypoints for each"),
+    ],
+)
+def test_masks_and_joints_that_are_not_there(with_more, target, said):
+    with pytest.raises(TargetError, match=said):
+        hilrp.explain(with_more, X, target)
+
+
+def test_what_is_returned_after_selection_is_told_the_line_that_works(with_more):
+    with pytest.raises(TargetError, match=r"libraries.detectors.Detector\(model\) instead"):
+        Detection(0)(with_more.detector(list(X)))

@@ -290,7 +290,7 @@ class Worker:
                 output = loaded.model(x)
         logits = logits_of(output).detach().float()
         if logits.ndim != 2 or len(logits) != len(x) or isinstance(output, list):
-            raise HilrpError(no_classifier(tuple(logits.shape), len(x)))
+            raise HilrpError(no_classifier(tuple(logits.shape), len(x), output))
         predicted, sure = logits.argmax(1), logits.softmax(1).amax(1)
         target = predicted if target is None else target
         if int(target.max()) >= logits.shape[1]:

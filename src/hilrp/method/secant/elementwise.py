@@ -16,7 +16,7 @@ from hilrp.util.pieces import in_pieces
 from hilrp.util.replaceable import Replaceable
 
 #: Functions that aren't defined everywhere: how close two values are goes by their size.
-_DOMAINS = frozenset("sqrt rsqrt reciprocal log log2 log10 log1p pow rpow".split())
+_DOMAINS = frozenset("sqrt rsqrt reciprocal log log2 log10 log1p logit pow rpow".split())
 #: Functions made of straight pieces: a slope is exact, unless the two values are the same.
 _KINKED = frozenset(
     "abs leaky_relu prelu rrelu relu6 hardtanh clamp clamp_min clamp_max threshold hardsigmoid hardshrink "

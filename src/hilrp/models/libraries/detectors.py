@@ -22,16 +22,35 @@ from torchvision.models.detection.ssd import SSD
 
 from hilrp.util.errors import InputError
 
+#: What explanations by detectors say of the numbers that are read out of the image.
+HOLDS_FIXED = "which objects are found, and where"
+
 
 class _Seen(NamedTuple):
     """What a detector sees in one image before it selects.
 
-    Places ``[A,4]``, scores ``[A,C]`` and boxes ``[A,C or 1,4]``, from 0 to 1.
+    Places ``[A,4]``, scores ``[A,C]`` and boxes ``[A,C or 1,4]``, from 0 to 1; the boxes of what is kept, in pixels of
+    the image as the detector has scaled it, ``[K,4]`` (of two stages).
     """
 
     places: Tensor
     scores: Tensor
     boxes: Tensor
+    kept: Tensor | None = None
+
+
+class _Found(NamedTuple):
+    """The objects of a batch, ``[B,K]``.
+
+    Places ``[B,K,4]``, which of the image's boxes each is, labels, scores, and the boxes that masks and keypoints are
+    made in, ``[B,K,4]``.
+    """
+
+    places: Tensor
+    origins: Tensor
+    labels: Tensor
+    scores: Tensor
+    frames: Tensor
 
 
 class Detector(nn.Module):
@@ -53,7 +72,7 @@ class Detector(nn.Module):
     """
 
     #: What explanations say of the numbers that are read out of the image.
-    holds_fixed = "which objects are found, and where"
+    holds_fixed = HOLDS_FIXED
 
     def __init__(self, detector: nn.Module) -> None:
         super().__init__()
@@ -80,24 +99,27 @@ class Detector(nn.Module):
             ``logits`` ``[B,K,classes]`` and ``corners`` ``[B,K,4]`` (left, top, right and bottom as parts of the
             image's sides, before they are cut at its border) of the places at which the objects were found; ``labels``
             and ``scores`` ``[B,K]`` of the objects. Images with fewer than ``K`` have the label -1 for the rest.
+            Of Mask R-CNN also ``box_masks`` ``[B,K,h,w]``, the logits of each object's mask within its box; of Keypoint
+            R-CNN ``keypoints`` ``[B,K,joints,h,w]``, the logits of where in its box each joint is.
         """
         parts = self._parts(self.detector)
         # The engine doesn't look: it would hold what is found on a reference beside what is found here.
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            places, origins, labels, scores = _detected(self.detector, parts, x.detach())
+            found = _detected(self.detector, parts, x.detach())
         images, _ = self.detector.transform(list(x))
         features = self.detector.backbone(images.tensors)
-        logits, boxes = parts.at(features, places, origins, labels.clamp(min=0), images.image_sizes)
+        labels = found.labels.clamp(min=0)
+        logits, boxes = parts.at(features, found.places, found.origins, labels, images.image_sizes)
         return {
             "logits": logits,
             "corners": boxes / _extent(images.image_sizes[0], boxes),
-            "labels": labels,
-            "scores": scores,
-        }
+            "labels": found.labels,
+            "scores": found.scores,
+        } | parts.within(features, found.frames, labels, images.image_sizes)
 
 
-def _detected(detector: Any, parts: _OneStage | _TwoStages, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The objects of each image: places ``[B,K,4]``, which of the image's boxes each is ``[B,K]``, labels, scores."""
+def _detected(detector: Any, parts: _OneStage | _TwoStages, x: Tensor) -> _Found:
+    """The objects of each image."""
     with parts.watched() as seen:
         objects = detector(list(x))
     count = max(1, *(len(each["labels"]) for each in objects))
@@ -105,6 +127,7 @@ def _detected(detector: Any, parts: _OneStage | _TwoStages, x: Tensor) -> tuple[
     origins, labels = (torch.full(size, value, dtype=torch.long, device=x.device) for value in (0, -1))
     scores = torch.zeros(size, dtype=x.dtype, device=x.device)
     extent = _extent(x.shape[-2:], x)
+    frames = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=x.dtype, device=x.device).repeat(*size, 1)
     for i, (each, own) in enumerate(zip(objects, seen(), strict=True)):
         n = len(each["labels"])
         labels[i, :n], scores[i, :n] = each["labels"], each["scores"]
@@ -117,7 +140,9 @@ def _detected(detector: Any, parts: _OneStage | _TwoStages, x: Tensor) -> tuple[
             places = own.places.new_zeros(*size, 4)
         if len(own.places):
             places[i] = own.places[origins[i]]
-    return places, origins, labels, scores
+        if own.kept is not None:
+            frames[i, :n] = own.kept
+    return _Found(places, origins, labels, scores, frames)
 
 
 def _extent(size: Any, like: Tensor) -> Tensor:
@@ -127,20 +152,25 @@ def _extent(size: Any, like: Tensor) -> Tensor:
 
 
 @contextmanager
-def _recorded(module: nn.Module) -> Iterator[list[tuple[Any, Any]]]:
-    """Inputs and outputs of a module in this thread, while the context lasts."""
+def _recorded(module: nn.Module, copied: Callable[[Any], Any] = lambda output: output) -> Iterator[list[Any]]:
+    """Inputs and outputs of a module in this thread, while the context lasts; copied, where they are written to."""
     calls: list[tuple[Any, Any]] = []
     own = threading.get_ident()
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if threading.get_ident() == own:
-            calls.append((inputs, output))
+            calls.append((inputs, copied(output)))
 
     handle = module.register_forward_hook(keep)
     try:
         yield calls
     finally:
         handle.remove()
+
+
+def _copies(output: Any) -> list[dict[str, Tensor]]:
+    """The objects of each image, as mappings that nobody else writes to."""
+    return [dict(each) for each in output[0]]
 
 
 class _OneStage:
@@ -188,6 +218,10 @@ class _OneStage:
         logits, codes = (_picked(head[name], origins) for name in ("cls_logits", "bbox_regression"))
         return logits, self._decoded(codes.flatten(0, 1), places.flatten(0, 1)).unflatten(0, origins.shape)
 
+    def within(self, features: Any, frames: Tensor, labels: Tensor, sizes: Any) -> dict[str, Tensor]:
+        """Nothing: they find boxes alone."""
+        return {}
+
 
 class _TwoStages:
     """Faster R-CNN and its kin: a head gives logits, and a box for every class, for every proposal."""
@@ -202,16 +236,21 @@ class _TwoStages:
     @contextmanager
     def watched(self) -> Iterator[Callable[[], list[_Seen]]]:
         """Afterwards, what was seen in each image."""
-        with _recorded(self.heads) as calls, _recorded(self.heads.box_predictor) as predictions:
-            yield lambda: self._seen(calls[-1][0], *predictions[-1][1])
+        # torchvision scales the boxes of its output in place, to the size of the image.
+        with (
+            _recorded(self.heads, lambda output: [dict(each) for each in output[0]]) as calls,
+            _recorded(self.heads.box_predictor) as predictions,
+        ):
+            yield lambda: self._seen(*calls[-1], *predictions[-1][1])
 
-    def _seen(self, inputs: Any, logits: Tensor, codes: Tensor) -> list[_Seen]:
+    def _seen(self, inputs: Any, output: Any, logits: Tensor, codes: Tensor) -> list[_Seen]:
         _, proposals, sizes, *_ = inputs
         counts = [len(each) for each in proposals]
         # Of no proposals torchvision returns boxes of another shape.
         boxes = self.heads.box_coder.decode(codes, proposals).reshape(*logits.shape, 4) / _extent(sizes[0], logits)
         parts = (F.softmax(logits, -1).split(counts), boxes.clamp(0, 1).split(counts))
-        return [_Seen(*each) for each in zip(proposals, *parts, strict=True)]
+        kept = [each["boxes"] for each in output]
+        return [_Seen(*each) for each in zip(proposals, *parts, kept, strict=True)]
 
     def at(self, features: Any, places: Tensor, origins: Tensor, labels: Tensor, sizes: Any) -> tuple[Tensor, Tensor]:
         """Logits ``[B,K,C]`` and boxes ``[B,K,4]`` of the labels at places of each image."""
@@ -220,6 +259,20 @@ class _TwoStages:
         logits, codes = self.heads.box_predictor(pooled)
         boxes = self.heads.box_coder.decode(codes, list(places))
         return logits.unflatten(0, labels.shape), _picked(boxes, labels.reshape(-1, 1)).reshape(*labels.shape, 4)
+
+    def within(self, features: Any, frames: Tensor, labels: Tensor, sizes: Any) -> dict[str, Tensor]:
+        """The logits of masks and of joints of the labels in boxes of each image."""
+        heads, found = self.heads, dict[str, Tensor]()
+        features = features if isinstance(features, dict) else {"0": features}
+        if heads.has_mask():
+            pooled = heads.mask_roi_pool(features, list(frames), sizes)
+            masks = heads.mask_predictor(heads.mask_head(pooled))
+            of_label = labels.reshape(-1, 1, 1, 1).expand(-1, 1, *masks.shape[2:])
+            found["box_masks"] = masks.gather(1, of_label).squeeze(1).unflatten(0, labels.shape)
+        if heads.has_keypoint():
+            pooled = heads.keypoint_roi_pool(features, list(frames), sizes)
+            found["keypoints"] = heads.keypoint_predictor(heads.keypoint_head(pooled)).unflatten(0, labels.shape)
+        return found
 
 
 def _picked(values: Tensor, index: Tensor) -> Tensor:

@@ -1,16 +1,23 @@
-"""MONAI: one small network of each family, for volumes and for pictures."""
+"""MONAI: one small network of each family, for volumes and for pictures; and bundles."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+from monai import bundle
 from monai.networks import nets
 from torch import Tensor, nn
 
-from hilrp.models.libraries.recipe import strongest
+from hilrp.models import checkpoint_files, weights
+from hilrp.models.libraries.loaded import Loaded, Preprocess
+from hilrp.models.libraries.recipe import Recipe, download, strongest
 from hilrp.models.libraries.small import Small, Table
+from hilrp.util.errors import InputError
 
 #: One channel, three classes, along three axes.
 _VOLUME = {"spatial_dims": 3, "in_channels": 1, "out_channels": 3}
@@ -84,5 +91,46 @@ _TABLE = Table("monai", {
     "HoVerNet": Small(
         _net("HoVerNet", mode="fast", in_channels=3, out_classes=3, decoder_padding=True), (3, 256, 256), _types),
 })  # fmt: skip
-names, kinds, find, recipe = _TABLE.names, _TABLE.kinds, _TABLE.find, _TABLE.recipe
-trained, load = _TABLE.trained, _TABLE.load
+#: What bundles of the model zoo do is in their names.
+_BUNDLES = re.compile(r"[a-z0-9_]+_(segment|detect|classif|regist|reconst|generat|track|annot|diffus)[a-z0-9_]+")
+names, kinds, trained = _TABLE.names, _TABLE.kinds, _TABLE.trained
+
+
+def find(name: str) -> str | None:
+    """A network of the table; or a bundle: a folder, or a name of MONAI's model zoo (``spleen_ct_segmentation``)."""
+    own, name = _TABLE.find(name), name.removesuffix("/")
+    is_bundle = (Path(name) / "configs").is_dir() or _BUNDLES.fullmatch(name) is not None
+    return own or (name if is_bundle else None)
+
+
+def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Recipe:
+    """A small random network; or that of a bundle."""
+    if name in names():
+        return _TABLE.recipe(name, pretrained, size)
+    model = _of_bundle(name)
+    channels = next((m.weight.shape[1] for m in model.modules() if isinstance(m, nn.Conv3d)), 1)
+    return Recipe(model, lambda batch: torch.randn(batch, channels, *[size or 96] * 3))
+
+
+def load(name: str, checkpoint: str | Path | None = None) -> Loaded:
+    """The network of a bundle (a folder, or one of MONAI's model zoo) with its weights, or those of a checkpoint."""
+    if name in names():
+        return _TABLE.load(name, checkpoint)
+    if checkpoint is None:
+        model: Any = _of_bundle(name)
+    else:
+        model = weights.fitted(lambda _: _of_bundle(name), checkpoint_files.read(checkpoint), name, checkpoint)
+    return Loaded(f"monai/{name}", model, Preprocess(partial(_refuse, name)), weights="the bundle's weights")
+
+
+def _of_bundle(name: str) -> Any:
+    folder = Path(name)
+    where = {"name": folder.name, "bundle_dir": str(folder.parent)} if folder.is_dir() else {"name": name}
+    return download(name, lambda: bundle.load(load_ts_module=False, **where))
+
+
+def _refuse(name: str, picture: Any) -> Tensor:
+    raise InputError(
+        f"monai/{name} takes volumes, and no pictures. Read one with hilrp.read_file, prepare it as its bundle does, "
+        "and explain it: hilrp.explain(loaded.model, volume, target, tiles=hilrp.Tiles(window=...))."
+    )

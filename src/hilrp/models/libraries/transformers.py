@@ -74,6 +74,12 @@ _DETR = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48,
 }
+#: Words with the numbers that Grounding DINO takes for what ends a phrase.
+_PHRASES = {
+    "input_ids": torch.tensor([101, 7, 9, 1012, 12, 1012, 102]),
+    "attention_mask": torch.ones(7, dtype=torch.long),
+    "token_type_ids": torch.zeros(7, dtype=torch.long),
+}
 _WORDS = {"input_ids": torch.arange(1, 9), "attention_mask": torch.ones(8, dtype=torch.long)}
 
 
@@ -90,6 +96,12 @@ def _masks(output: Any) -> Tensor:
 
 def _sam_masks(output: Any) -> Tensor:
     return strongest(output.pred_masks.flatten(1, 2))
+
+
+def _matched(output: Any) -> Tensor:
+    """How well the queries match the first word, in the mean."""
+    matched: Tensor = output.logits[:, :, 1].mean(1)
+    return matched
 
 
 def _depth(output: Any) -> Tensor:
@@ -230,6 +242,43 @@ SMALL: dict[str, Small] = {
     "deformable_detr": Small(
         "DeformableDetrForObjectDetection", _DETR | {"backbone_config": _RESNET, "num_feature_levels": 3}
     ),
+    "rt_detr": Small(
+        "RTDetrForObjectDetection",
+        {
+            "backbone_config": _RESNET | {"model_type": "rt_detr_resnet"},
+            "encoder_in_channels": [24, 32, 48],
+            "encoder_hidden_dim": 32,
+            "d_model": 32,
+            "num_queries": 7,
+            "decoder_in_channels": [32, 32, 32],
+            "decoder_ffn_dim": 48,
+            "encoder_ffn_dim": 48,
+            "decoder_layers": 2,
+            "decoder_attention_heads": 4,
+            "encoder_attention_heads": 4,
+            "num_denoising": 0,
+        },
+    ),
+    "grounding-dino": Small(
+        "GroundingDinoForObjectDetection",
+        {
+            "backbone_config": _SWIN_BACKBONE | {"out_features": ["stage2", "stage3", "stage4"]},
+            "text_config": {"model_type": "bert", "vocab_size": 2000}
+            | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+            "d_model": 32,
+            "num_queries": 7,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "num_feature_levels": 3,
+            "max_text_len": 16,
+        },
+        target=_matched,
+        constants=_PHRASES,
+    ),
     "yolos": Small("YolosForObjectDetection", _VIT_16 | {"image_size": [64, 64], "num_detection_tokens": 7}),
     "dpt": Small(
         "DPTForSemanticSegmentation",
@@ -348,7 +397,7 @@ def recipe(name: str, pretrained: bool = False, size: int | None = None) -> Reci
     return Recipe(model, keyword("pixel_values", images(shape)))
 
 
-_WITHOUT_LABELS = ("CLIPModel", "SiglipModel", "SamModel", "DINOv3ViTModel")
+_WITHOUT_LABELS = ("CLIPModel", "SiglipModel", "SamModel", "DINOv3ViTModel", "GroundingDinoForObjectDetection")
 
 
 def _from(config: Any) -> Any:
