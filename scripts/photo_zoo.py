@@ -36,6 +36,8 @@ IMAGENET = (0, 217, 482, 491, 497, 566, 569, 571, 574, 701)
 VIEWS = 16
 #: How much a running mean of the weights keeps each time, every ten steps.
 KEEP = 0.97
+#: How many views say anew what batches are like, once the weights are known.
+SETTLED = 4096
 #: Part of the target that is the label; the rest is the teacher's.
 LABEL = 0.2
 
@@ -187,6 +189,23 @@ def mixed(images: Tensor, targets: Tensor, chance: torch.Generator) -> tuple[Ten
     return images.byte(), part * targets + (1 - part) * targets.flip(0)
 
 
+def settled(name: str, weights: dict[str, Tensor], views: Tensor) -> dict[str, Tensor]:
+    """Weights with the statistics of batches that are theirs, on the device of the views.
+
+    The mean of statistics isn't that of the mean weights, and may hold a batch that overflowed.
+    """
+    model = PHOTOS[name].make().to(views.device).train()
+    model.load_state_dict(weights)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the mean over all batches
+    with torch.no_grad():
+        for part in views.split(256):
+            model(normalise(part))
+    return model.state_dict()
+
+
 class Learner:
     """A model in training, on a stream of its own."""
 
@@ -227,8 +246,11 @@ class Learner:
     def card(self, steps: int, started: float) -> dict[str, Any]:
         """The card of what was learned, with the weights as bytes."""
         recipe = replace(self.recipe, steps=self.steps_before + steps)
+        images = self.photos.images
+        some = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.photos.seed))[:SETTLED]
+        weights = settled(self.name, self._mean, images[some.to(images.device)])
         return card_of(
-            self.name, PHOTOS[self.name], self._mean, recipe, self.photos.seed, started,
+            self.name, PHOTOS[self.name], weights, recipe, self.photos.seed, started,
             lambda model: {"held_out_accuracy": round(self.photos.accuracy(model.to(self.photos.device)), 4)},
         )  # fmt: skip
 

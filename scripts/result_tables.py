@@ -22,7 +22,7 @@ where ``{...}`` looks a figure up. A figure is
   ``equivariance | HiLRP | transfer | range`` the least and the largest, of rows whose name begins so;
 - ``classic_lrp.csv | zennit | zoo | largest`` the largest sum that `benchmarks/classic_lrp.py` found with a library on
   models whose name begins so;
-- ``card | swin | parameters`` what the card of a model of the zoo says, or its ``mAP``.
+- ``card | swin | parameters`` what the card of a model of the zoo says: that, its ``mAP`` or its ``accuracy``.
 
 A number in a table that isn't so made is a setting, a count or the paper's.
 """
@@ -181,8 +181,10 @@ def _of_verify(section: str, figure: str, name: str = "", which: str = "largest"
 
 def _of_card(name: str, fact: str) -> str:
     card = json.loads((ROOT / "src" / "hilrp" / "zoo" / "weights" / f"{name}.json").read_text())
-    shapes = {"parameters": f"{card['parameters'] / 1e6:.2f} M", "mAP": f"{card['mean_average_precision']:.4f}"}
-    return shapes[fact]
+    if fact == "parameters":
+        return f"{card['parameters'] / 1e6:.2f} M"
+    key, digits = {"mAP": ("mean_average_precision", 4), "accuracy": ("test_accuracy", 3)}[fact]
+    return f"{card[key]:.{digits}f}"
 
 
 def _of_classic_lrp(library: str, models: str, which: str) -> str:

@@ -236,8 +236,10 @@ def card_of(
     """The card of a trained model, with its weights as bytes; what is measured is the model as it is shipped."""
     from safetensors.torch import save
 
-    half = {k: (v.half() if v.is_floating_point() else v).cpu().contiguous() for k, v in weights.items()}
     shipped = architecture.make().eval()
+    # Statistics of batches stay as they are: a variance may be more than float16 holds.
+    learned = {k for k, _ in shipped.named_parameters()}
+    half = {k: (v.half() if k in learned else v).cpu().contiguous() for k, v in weights.items()}
     shipped.load_state_dict(half)
     data = save(half)
     return {
