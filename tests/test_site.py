@@ -88,7 +88,7 @@ def test_what_counts_as_loaded():
     assert [bool(_FOREIGN.match(each)) for each in loads(page)] == [True, True, False]
 
 
-@pytest.mark.parametrize("name", ["hilrp", "hilrp.references", "hilrp.scenes", "hilrp.targets", "hilrp.texts"])
+@pytest.mark.parametrize("name", ["hilrp", "hilrp.concepts", "hilrp.references", "hilrp.scenes", "hilrp.targets", "hilrp.texts"])
 def test_the_reference_has_every_public_name(site, name):
     pages = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     found = set(re.findall(r'id="(hilrp[^"]*)"', pages))
@@ -98,7 +98,7 @@ def test_the_reference_has_every_public_name(site, name):
 
 def test_every_module_that_is_named_in_the_interface_is_checked():
     modules = {path.stem for path in (ROOT / "docs" / "api").glob("*.md")} - {"index"}
-    assert modules == {"compat", "export", "references", "scenes", "targets", "texts"}
+    assert modules == {"compat", "concepts", "export", "references", "scenes", "targets", "texts"}
     assert "targets" in hilrp.__all__
 
 

@@ -115,6 +115,9 @@ def test_one_slice_of_a_series(tmp_path):
     assert recording.grid == (1, 6, 5)
     assert recording.notes == ("it is a single slice",)
     np.testing.assert_allclose(np.linalg.norm(recording.geometry.affine[:3, 0]), 2.5, rtol=1e-6)
+    again = hilrp.read_file(recording.write(tmp_path / "map.dcm", recording.values[0]))
+    torch.testing.assert_close(again.values, recording.values)
+    np.testing.assert_allclose(again.geometry.affine[:3, 1:], recording.geometry.affine[:3, 1:], atol=1e-5)
 
 
 def _broken(tmp_path, change, count=5):
@@ -256,6 +259,7 @@ def test_multi_frame_objects(tmp_path, series):
     assert float(again.values[0, 1, 2, 3]) == float(recording.values[0][index])
     assert float(again.values.sum()) == float(recording.values.sum())
     once_more = again.write(tmp_path / "again.dcm", again.values[0])
+    assert "Jane" not in str(pydicom.dcmread(once_more))
     np.testing.assert_allclose(hilrp.read_file(once_more).geometry.affine, again.geometry.affine, atol=1e-6)
     with pytest.raises(InputError, match=r"15 frames that don't say where they lie"):
         hilrp.read_file(_of_pydicom("rtdose.dcm"))

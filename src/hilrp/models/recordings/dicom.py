@@ -91,7 +91,7 @@ def _read(path: Path, series: str | int | None) -> Recording:
     first = next(iter(held.values()))
     if len(held) > 1 and any(int(each.get("NumberOfFrames") or 1) > 1 for each in held.values()):
         raise InputError(f"{printable(path)}: {len(held)} files, some of several frames. Give one multi-frame file.")
-    if int(first.get("NumberOfFrames") or 1) > 1:
+    if int(first.get("NumberOfFrames") or 1) > 1 or "PerFrameFunctionalGroupsSequence" in first:
         return _multi_frame(next(iter(held)), first, notes)
     if len(held) == 1 and first.get("ImagePositionPatient") is None:
         return _radiograph(next(iter(held)), first, notes)
@@ -290,7 +290,7 @@ def _volume(path: Path, values: np.ndarray, affine: np.ndarray, slices: list[Any
 def _multi_frame(file: Path, dataset: Any, notes: list[str]) -> Recording:
     """An enhanced object, whose frames say where they lie."""
     highdicom = imported("highdicom", INSTALL)
-    check_count(file, (dataset.NumberOfFrames, dataset.Rows, dataset.Columns), "Take a part of it.")
+    check_count(file, (dataset.get("NumberOfFrames") or 1, dataset.Rows, dataset.Columns), "Take a part of it.")
     if dataset.get("PerFrameFunctionalGroupsSequence") is None:
         raise InputError(
             f"{printable(file)}: {dataset.NumberOfFrames} frames that don't say where they lie (an ultrasound or "
