@@ -22,6 +22,9 @@ where ``{...}`` looks a figure up. A figure is
   ``equivariance | HiLRP | transfer | range`` the least and the largest, of rows whose name begins so;
 - ``classic_lrp.csv | zennit | zoo | largest`` the largest sum that `benchmarks/classic_lrp.py` found with a library on
   models whose name begins so;
+- ``concepts.jsonl | resnet | layer2 | secant`` how closely what one pass says of channels follows activation patching
+  (Pearson, the mean over scenes); ``resnet | layer3 | colour | auc`` the mean over the properties of a kind of a figure
+  of `benchmarks/concepts_on_scenes.py`;
 - ``card | swin | parameters`` what the card of a model of the zoo says: that, its ``mAP`` or its ``accuracy``.
 
 A number in a table that isn't so made is a setting, a count or the paper's.
@@ -35,6 +38,7 @@ import json
 import re
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -179,6 +183,23 @@ def _of_verify(section: str, figure: str, name: str = "", which: str = "largest"
     return shown(max(found)) if which == "largest" else f"{shown(min(found))} to {shown(max(found))}"
 
 
+#: What of concepts says what patching to the reference finds; all else, patching to zero.
+_TO_REFERENCE = ("secant", "gradient_difference")
+
+
+def _of_concepts(model: str, at: str, what: str, figure: str = "") -> str:
+    rows = [json.loads(line) for line in (RESULTS / "concepts.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if (row["model"], row["at"]) == (model, at)]
+    if figure:
+        return shown(statistics.fmean(row[figure] for row in rows if row.get("of") == what))
+    truth = "to_reference" if what in _TO_REFERENCE else "to_zero"
+    by_scene = defaultdict(list)
+    for row in rows:
+        if row["kind"] == "patching":
+            by_scene[row["scene"]].append((row[truth], row[what]))
+    return shown(statistics.fmean(statistics.correlation(*zip(*pairs, strict=True)) for pairs in by_scene.values()))
+
+
 def _of_card(name: str, fact: str) -> str:
     card = json.loads((ROOT / "src" / "hilrp" / "zoo" / "weights" / f"{name}.json").read_text())
     if fact == "parameters":
@@ -200,6 +221,7 @@ OF_FILES: dict[str, Callable[..., str]] = {
     "intervals.jsonl": _of_intervals,
     "verify.json": _of_verify,
     "classic_lrp.csv": _of_classic_lrp,
+    "concepts.jsonl": _of_concepts,
     "card": _of_card,
 }
 

@@ -70,6 +70,19 @@ def test_many_at_once_are_those_one_by_one(name, rules):
         assert torch.allclose(together.kept[name], kept, atol=1e-6)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+@pytest.mark.parametrize(("name", "at"), [("resnet", "layer3"), ("vit", "blocks.3"), ("swin", "layers.2")])
+def test_many_at_once_on_a_gpu(name, at, rules):
+    model, x = zoo.model(name).eval().cuda(), torch.randn(2, 3, 128, 128).cuda()
+    concepts = Concepts(model, at, rules=rules)
+    together, single = (concepts.maps(x, 0, range(12), at_once=n) for n in (12, 1))
+    assert together.one_by_one is None
+    assert float(together.residual.max()) < 1e-5
+    scale = single.maps.abs().sum((2, 3)).clamp(min=1e-6)
+    assert float(((together.maps - single.maps).abs().sum((2, 3)) / scale).max()) < 1e-4
+
+
 def small(inplace: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
     relu = nn.ReLU(inplace=inplace)

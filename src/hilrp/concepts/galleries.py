@@ -214,7 +214,10 @@ class Gallery:
         return made
 
     def sheet(self, concepts: Sequence[int], count: int = 6, by: By = "relevance", side: int = 96) -> Image.Image:
-        """A sheet with a row of crops for each of some concepts."""
+        """A sheet with a row of crops for each of some concepts.
+
+        Beside it: in how many pictures it is among the five that hold most, and of which classes these are.
+        """
         left, gap = 120, 4
         sheet = Image.new("RGB", (left + count * (side + gap), len(concepts) * (side + gap)), "white")
         pen = ImageDraw.Draw(sheet)
@@ -222,7 +225,7 @@ class Gallery:
         for row, concept in enumerate(concepts):
             top = row * (side + gap)
             classes = sorted(self.classes(concept).items(), key=lambda each: -each[1][0])[:3]
-            told = [f"{self.concepts.layer} {concept}", f"in {often[concept]} of {number}"]
+            told = [f"{self.concepts.layer} {concept}", f"top 5 in {often[concept]}/{number}"]
             told += [f"{name} {own}/{whole}" for name, (own, whole) in classes]
             pen.multiline_text((4, top + 4), "\n".join(told), fill="black")
             for column, crop in enumerate(self.crops(concept, self.strongest(concept, count, by))):

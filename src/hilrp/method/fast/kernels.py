@@ -51,7 +51,7 @@ def shared_out(
 ) -> tuple[Tensor, Tensor]:
     """The same without a quotient that was kept; what a bias, which is part of ``held``, keeps is booked."""
     rows = held.dtype == g.dtype == m.dtype and held.stride(-1) == g.stride(-1) == 1 and m.is_contiguous()
-    fused = _fused(m) if rows and (bias is None or bias.ndim == 1) else None
+    fused = _fused(m) if rows and not is_batched(g) and (bias is None or bias.ndim == 1) else None
     if fused is None:
         direct, through = shares_of(g, quotient(held, m, share), share)
         total = None
