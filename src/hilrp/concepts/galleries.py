@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hilrp.concepts.asking import Concepts
 from hilrp.concepts.basis import Directions
+from hilrp.concepts.prototypes import Clusters, cluster, directions
 from hilrp.jobs.run.item import Item
 from hilrp.jobs.run.items import find
 from hilrp.jobs.run.preparing import Prepared, Preparer
@@ -70,6 +71,21 @@ class Crop:
     picture: Image.Image
     box: tuple[int, int, int, int]
     map: Tensor
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """A way in which a class is recognised.
+
+    Attributes:
+        centre: What each concept holds, the mean of the cluster's pictures, of which each has the length one; ``[K]``.
+        concepts: The five concepts that hold most in it.
+        examples: Its pictures, the most typical first; their value is the distance from the centre.
+    """
+
+    centre: np.ndarray
+    concepts: list[int]
+    examples: list[Example]
 
 
 def box_of(relevance: Tensor) -> tuple[int, int, int, int]:
@@ -191,6 +207,34 @@ class Gallery:
         all_of = Counter(t for t, ok in zip(targets, good, strict=True) if ok)
         own = Counter(t for t, among in zip(targets, self._among(top)[:, concept], strict=True) if among)
         return {self.loaded.named(t): (own[t], count) for t, count in sorted(all_of.items()) if own[t]}
+
+    def prototypes(self, target: int, count: int = 3) -> list[Prototype]:
+        """How a class is recognised: clusters of its pictures, by what concepts hold in them; the largest first."""
+        numbers, found = self._clusters(target, count)
+        made = []
+        for i, centre in enumerate(found.centres):
+            members = np.flatnonzero(found.labels == i)
+            if len(members):
+                nearest = members[np.argsort(found.distances[members], kind="stable")]
+                examples = [self._example(int(numbers[k]), float(found.distances[k])) for k in nearest]
+                made.append(Prototype(centre, np.argsort(-np.abs(centre), kind="stable")[:5].tolist(), examples))
+        return sorted(made, key=lambda each: -len(each.examples))
+
+    def outliers(self, target: int, count: int = 9, prototypes: int = 3) -> list[Example]:
+        """The pictures of a class that fit its prototypes least; their value is the distance from the nearest."""
+        numbers, found = self._clusters(target, prototypes)
+        order = np.argsort(-found.distances, kind="stable")[:count]
+        return [self._example(int(numbers[k]), float(found.distances[k])) for k in order]
+
+    def _clusters(self, target: int, count: int) -> tuple[np.ndarray, Clusters]:
+        own = (self._found["target"] == target) & np.isfinite(self._found["score"])
+        if not 1 <= count <= int(own.sum()):
+            raise InputError(
+                f"target={target}: {int(own.sum())} pictures were explained as that class. Give from 1 to as many "
+                "prototypes, or another class."
+            )
+        numbers = np.flatnonzero(own)
+        return numbers, cluster(directions(self._found["relevance"][numbers]), count)
 
     def crops(self, concept: int, examples: Sequence[Example]) -> list[Crop]:
         """The pictures of some examples, cropped to where the concept's map lies."""
