@@ -1,6 +1,6 @@
 """Why a detector missed an object: what speaks against it, beside the true effect of taking away what hides it.
 
-    python benchmarks/missed.py [--cases 150] [--figure FILE]    # docs/results/figures/missed.csv.gz
+    python benchmarks/missed.py [--cases 60] [--figure FILE]    # docs/results/figures/missed.csv.gz
 
 A drawn scene has an object that is mostly hidden by another, and a third one elsewhere. Kept are scenes in which the
 zoo's detector finds the hidden object when nothing hides it, and doesn't where it is hidden. What is explained is the
@@ -139,24 +139,29 @@ def _finds(output: dict[str, Tensor], case: Case) -> bool:
     return bool((sure & (overlap > 0.3)).any())
 
 
-def maps(loaded: hilrp.Loaded, x: Tensor, target: Missed) -> Iterator[tuple[str, Tensor]]:
+def maps(loaded: hilrp.Loaded, x: Tensor, target: Missed, question: Question) -> Iterator[tuple[str, Tensor]]:
     """Of each method the map of a case, ``[H,W]``."""
     for name, rules in OURS.items():
         yield name, hilrp.explain(loaded.model, x, target, rules, stages=None).map[0]
-    with torch.no_grad():
-        (query,) = target.queries(loaded.model(x), (SIDE, SIDE))
-    question = Question(loaded.model, query, target).eval()
     for name, method in OTHERS.items():
         yield name, find(method).function(question, x, torch.zeros(1, dtype=torch.long)).detach()[0]
 
 
-def figures_of(case: Case, found: Tensor, effects: list[float]) -> dict[str, float]:
-    """What a map says of each object, beside the true effect of taking it away."""
+def covered(question: Question, case: Case, x: Tensor) -> float:
+    """How the score of the same query changes with the mean colour in place of the occluder."""
+    mask = torch.from_numpy(case.masks[1])
+    with torch.no_grad():
+        return float(question(torch.where(mask, x.mean((2, 3), keepdim=True), x)) - question(x))
+
+
+def figures_of(case: Case, found: Tensor, effects: list[float], plain: float) -> dict[str, float]:
+    """What a map says of each object, beside the true effect of taking it away, and of covering it with a colour."""
     held = [float(found[torch.from_numpy(mask)].sum()) for mask in case.masks]
     return {
         "occluder speaks against": float(held[1] < 0),
         "occluder speaks most against": float(held[1] == min(held)),
         "what is seen of the hidden speaks for": float(held[0] > 0),
+        "sign of the mean colour": float((held[1] < 0) == (plain > 0)),
         "objects in order": rank_agreement([-each for each in held], effects),
     }
 
@@ -193,7 +198,7 @@ def drawn_figure(shown: list[tuple[Case, Tensor, float, list[float]]], path: Pat
 def main() -> None:
     """Measures, and writes a row for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=150)
+    parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     loaded = hilrp.load("zoo/detector")
@@ -203,13 +208,17 @@ def main() -> None:
             target = settled(case, against, outputs[0])
             score, *others = (score_of(target, x, output) for output in outputs)
             effects = [other - score for other in others]
+            (query,) = target.queries(outputs[0], (SIDE, SIDE))
+            asked = Question(loaded.model, query, target).eval()
+            plain = covered(asked, case, x)
             figures: dict[str, dict[str, float]] = {
                 "truth": {"score": score}
                 | {f"effect of the {name}": effect for name, effect in zip(PARTS, effects, strict=True)}
                 | {"occluder has the largest effect": float(effects[1] == max(effects))}
+                | {"effect of the mean colour": plain, "mean colour raises": float(plain > 0)}
             }
-            for name, found in maps(loaded, x, target):
-                figures[name] = figures_of(case, found, effects)
+            for name, found in maps(loaded, x, target, asked):
+                figures[name] = figures_of(case, found, effects, plain)
                 if name == "HiLRP, secant" and against is not None and len(shown) < 5:
                     shown.append((case, found, score, effects))
             rows += [
