@@ -88,7 +88,9 @@ def test_what_counts_as_loaded():
     assert [bool(_FOREIGN.match(each)) for each in loads(page)] == [True, True, False]
 
 
-@pytest.mark.parametrize("name", ["hilrp", "hilrp.concepts", "hilrp.references", "hilrp.scenes", "hilrp.targets", "hilrp.texts"])
+@pytest.mark.parametrize(
+    "name", ["hilrp", "hilrp.concepts", "hilrp.references", "hilrp.scenes", "hilrp.targets", "hilrp.texts"]
+)
 def test_the_reference_has_every_public_name(site, name):
     pages = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     found = set(re.findall(r'id="(hilrp[^"]*)"', pages))

@@ -33,7 +33,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="WHERE",
-            help="scenes, or a folder: with index.json (file, label, boxes or mask), ImageNet-S, or a VOC devkit.",
+            help="scenes, or a folder: with index.json (file, label, boxes or mask), a folder for each class, "
+            "ImageNet-S, or a VOC devkit.",
         ),
     ] = None,
     images: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many images.")] = None,

@@ -12,7 +12,10 @@ from PIL import Image
 import hilrp
 from helpers.datasets import imagenet_s, voc
 from helpers.real_data import shared
-from hilrp.jobs.bench.data import find, inputs_for, marked
+from hilrp.jobs.bench.data import contents, find, inputs_for, marked
+from hilrp.jobs.bench.grid import Grid
+from hilrp.jobs.bench.suites import suite
+from hilrp.jobs.labels import label_index
 from hilrp.scenes import Scenes
 from hilrp.scenes.folder import write
 from hilrp.util.errors import InputError
@@ -105,6 +108,50 @@ def test_photographs_with_boxes_and_masks():
         assert inputs.x.shape[1:] == (3, 224, 224)
         assert 0.02 < float(inputs.masks.float().mean()) < 0.95
         assert float((inputs.predicted == inputs.labels).float().mean()) >= 0.3
+
+
+@pytest.mark.parametrize("names", [("red_star", "blue ring"), ("0", "10")], ids=["names", "numbers"])
+def test_a_folder_for_each_class(names, tmp_path):
+    """As torchvision's ImageFolder has them: classes by folder, and nobody says where the objects are."""
+    loaded = hilrp.load("zoo/resnet")
+    classes = [loaded.index(name) for name in names]
+    for name, scene in zip(names, Scenes(seed=2, count=2), strict=True):
+        (tmp_path / name / "deeper").mkdir(parents=True)
+        Image.fromarray(scene.image).save(tmp_path / name / "a.png")
+        Image.fromarray(scene.image).save(tmp_path / name / "deeper" / "b.png")
+    samples = find(str(tmp_path))
+    inputs = inputs_for(loaded, samples)
+    assert sorted(inputs.labels.tolist()) == sorted(2 * classes)
+    assert inputs.masks is None
+    assert len(find(str(tmp_path), 2)) == 2
+    assert contents(samples) != contents(samples[:1])
+    (tmp_path / names[1]).rename(tmp_path / "green hat")
+    with pytest.raises(InputError, match="'green hat', which is the name of a folder"):
+        inputs_for(loaded, find(str(tmp_path)))
+
+
+def test_folders_of_imagenet_are_known_to_models_of_some_of_its_classes(tmp_path):
+    loaded = hilrp.load("zoo/mobilevitv2-photo")
+    for synset in ("n03000684", "n03888257"):
+        (tmp_path / synset).mkdir()
+        Image.new("RGB", (40, 30)).save(tmp_path / synset / "x.JPEG")
+    inputs = inputs_for(loaded, find(str(tmp_path)))
+    assert [loaded.named(i) for i in inputs.labels.tolist()] == ["chain saw", "parachute"]
+    assert label_index(loaded, "n02084071") is None
+
+
+def test_without_places_what_needs_none_is_measured(tmp_path):
+    for name, scene in zip(("red star", "blue ring"), Scenes(seed=2, count=2), strict=True):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.fromarray(scene.image).save(tmp_path / "data" / name / "a.png")
+    small = replace(suite("quick", str(tmp_path / "data")), models=("zoo/resnet",), methods=("hilrp",))
+    measures = ("localisation", "misclassified", "conservation", "removals")
+    cells = {cell.measure: cell for cell in Grid(replace(small, measures=measures), tmp_path / "out").run()}
+    assert not any(cell.error for cell in cells.values())
+    assert cells["localisation"].figures == cells["misclassified"].figures == {}
+    assert len(cells["conservation"].figures["residual"]) == 2
+    assert not [name for name in cells["removals"].figures if "calibration" in name or "energy" in name]
+    assert "Shapley agreement, four removals (Voronoi)" in cells["removals"].figures
 
 
 def test_models_that_do_not_know_the_classes(tmp_path):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 import hilrp
 from helpers.runs import COUNT, FORMS, as_parquet, as_tars, done, rows, run
-from hilrp.jobs.run import worker
+from hilrp.jobs.labels import label_index
 from hilrp.jobs.run.item import label_of
 from hilrp.jobs.run.items import Reader, find
 from hilrp.scenes import CLASSES, Scenes
@@ -40,7 +40,7 @@ def test_where_images_are(form, scenes, tmp_path):
     loaded = hilrp.load("zoo/resnet")
     for image, name, mask in scenes:
         item = contents[image]
-        assert loaded.named(worker.label_index(loaded, item["label"])) == name
+        assert loaded.named(label_index(loaded, item["label"])) == name
         if "mask" in item:
             assert reader.mask(item).getvalue() == mask
     assert json.loads(json.dumps(items)) == items

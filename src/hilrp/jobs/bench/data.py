@@ -18,12 +18,14 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from hilrp.models.images import read
+from hilrp.jobs.labels import label_index, synsets
+from hilrp.models.images import ENDINGS, read
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.picture_files import opened
 from hilrp.scenes import CLASSES, Mask, Scene, Scenes
 from hilrp.targets import logits_of
 from hilrp.util.errors import InputError
+from hilrp.util.folders import Unreadable, walk
 from hilrp.util.regular_files import not_a_file, printable
 
 #: The scenes of the benchmark: neither the zoo's nor the demonstration's.
@@ -36,18 +38,18 @@ class Sample:
 
     Attributes:
         name: What it is called in reports.
-        label: The class that is explained; ``None`` for the one that the model predicts.
+        label: The class that is explained, by its number or its name; ``None`` for the one that the model predicts.
         open: Reads the picture.
-        place: Reads where the object is, ``[H,W]`` in the picture.
+        place: Reads where the object is, ``[H,W]`` in the picture; ``None`` where nobody says.
         scene: The scene, where it is one.
         files: The files that picture and place are read from.
         boxes: Where the object is, where no file says it.
     """
 
     name: str
-    label: int | None
+    label: int | str | None
     open: Callable[[], Image.Image]
-    place: Callable[[], Mask]
+    place: Callable[[], Mask] | None
     scene: Scene | None = None
     files: tuple[Path, ...] = ()
     boxes: Any = None
@@ -60,7 +62,8 @@ class Inputs:
     Attributes:
         samples: The samples.
         x: ``[B,3,H,W]``.
-        masks: ``[B,H,W]``: what is left of the objects after scaling and cropping.
+        masks: ``[B,H,W]``: what is left of the objects after scaling and cropping; ``None`` where nobody says where
+            they are.
         labels: The classes that are explained, ``[B]``.
         predicted: The classes that the model says, ``[B]``.
         things: Of scenes, the places of all objects by class, as the model sees them.
@@ -68,7 +71,7 @@ class Inputs:
 
     samples: list[Sample]
     x: Tensor
-    masks: Tensor
+    masks: Tensor | None
     labels: Tensor
     predicted: Tensor
     things: list[dict[int, Tensor]]
@@ -81,26 +84,41 @@ def inputs_for(loaded: Loaded, samples: list[Sample], batch: int = 32) -> Inputs
             f"{loaded.name} doesn't know the classes of scenes. Give --data with images of its own classes."
         )
     device = next((p.device for p in loaded.model.parameters()), torch.device("cpu"))
-    masks = [loaded.seen_mask(sample.place()) for sample in samples]
-    kept = [i for i, mask in enumerate(masks) if bool(mask.any()) and not bool(mask.all())]
-    if not kept:
-        raise InputError(
-            f"{loaded.name}: no object is left in any of the {len(samples)} images after its preprocessing."
-        )
-    chosen = [samples[i] for i in kept]
+    places = [loaded.seen_mask(sample.place()) for sample in samples if sample.place is not None]
+    chosen, masks = samples, None
+    if places:
+        kept = [i for i, mask in enumerate(places) if bool(mask.any()) and not bool(mask.all())]
+        if not kept:
+            raise InputError(
+                f"{loaded.name}: no object is left in any of the {len(samples)} images after its preprocessing."
+            )
+        chosen, masks = [samples[i] for i in kept], torch.stack([places[i] for i in kept]).to(device)
+    known = [_class_of(loaded, sample) for sample in chosen]
     x = torch.stack([loaded.preprocess(sample.open()) for sample in chosen]).to(device)
     with torch.no_grad():
         logits = torch.cat([logits_of(loaded.model(part)).cpu() for part in x.split(batch)])
     predicted = logits.argmax(1)
-    labels = [int(p) if s.label is None else s.label for s, p in zip(chosen, predicted, strict=True)]
+    labels = [int(p) if label is None else label for label, p in zip(known, predicted, strict=True)]
     if max(labels) >= logits.shape[1]:
         raise InputError(f"{loaded.name} has {logits.shape[1]} classes, but the data has a class {max(labels)}.")
     things = [
         {} if s.scene is None else {t.label: loaded.seen_mask(t.mask).to(device) for t in s.scene.things}
         for s in chosen
     ]
-    places = torch.stack([masks[i] for i in kept]).to(device)
-    return Inputs(chosen, x, places, torch.tensor(labels, device=device), predicted.to(device), things)
+    return Inputs(chosen, x, masks, torch.tensor(labels, device=device), predicted.to(device), things)
+
+
+def _class_of(loaded: Loaded, sample: Sample) -> int | None:
+    """The number of a sample's class."""
+    if not isinstance(sample.label, str):
+        return sample.label
+    found = label_index(loaded, sample.label)
+    if found is None:
+        raise InputError(
+            f"{loaded.name} knows no class {sample.label!r}, which is the name of a folder. Folders are called as its "
+            "classes are (`hilrp models`), by their numbers, or as ImageNet's (n01440764)."
+        )
+    return found
 
 
 def contents(samples: list[Sample]) -> dict[str, str]:
@@ -143,13 +161,18 @@ def find(spec: str, count: int | None = None) -> list[Sample]:
     readers = {"index.json": _index, "Annotations": _voc, "validation-segmentation": _imagenet_s}
     for sign, reader in readers.items():
         if (folder / sign).exists():
-            samples = reader(folder)
-            return samples if count is None else [samples[i] for i in _evenly(len(samples), count)]
+            return _some(reader(folder), count)
+    if samples := _class_folders(folder):
+        return _some(samples, count)
     raise InputError(
         f"{spec}: no data that the benchmark knows. Give scenes, or a folder with index.json (a list of file, label, "
-        "and boxes or mask), with Annotations, JPEGImages and ImageSets (VOC), or with validation and "
-        "validation-segmentation (ImageNet-S)."
+        "and boxes or mask), with a folder of pictures for each class, with Annotations, JPEGImages and ImageSets "
+        "(VOC), or with validation and validation-segmentation (ImageNet-S)."
     )
+
+
+def _some(samples: list[Sample], count: int | None) -> list[Sample]:
+    return samples if count is None else [samples[i] for i in _evenly(len(samples), count)]
 
 
 def _evenly(total: int, count: int) -> list[int]:
@@ -220,6 +243,20 @@ def box_mask(size: tuple[int, int], boxes: list[list[float]]) -> Mask:
     return np.asarray(picture).astype(bool)
 
 
+def _class_folders(folder: Path) -> list[Sample]:
+    """Pictures in folders that are called as their classes are; nobody says where in them the objects are."""
+    found = list(walk(folder, ENDINGS)) if folder.is_dir() else []
+    for each in found:
+        if isinstance(each, Unreadable):
+            raise InputError(f"{each.path}: {each.why}")
+    paths = [path for path in found if isinstance(path, Path) and path.parent != folder]
+    names = [path.relative_to(folder) for path in paths]
+    return [
+        Sample(name.as_posix(), name.parts[0], _picture(path), None, files=(path,))
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
 def _voc(folder: Path) -> list[Sample]:
     """PASCAL VOC: the test images, or those of validation.
 
@@ -257,18 +294,16 @@ def _imagenet_s(folder: Path) -> list[Sample]:
     0 is anything else, 1000 is left out by its annotators. ImageNet-S has merged five of ImageNet's classes into
     others; their pictures have the label of the class that they are in there.
     """
-    from timm.data import ImageNetInfo
-
-    known = {synset: i for i, synset in enumerate(ImageNetInfo("imagenet-1k").label_names())}
-    synsets = sorted(path.name for path in (folder / "validation-segmentation").iterdir() if path.is_dir())
-    if len(synsets) not in IMAGENET_S or not set(synsets) <= set(known):
+    known = synsets()
+    names = sorted(path.name for path in (folder / "validation-segmentation").iterdir() if path.is_dir())
+    if len(names) not in IMAGENET_S or not set(names) <= set(known):
         raise InputError(
-            f"{folder / 'validation-segmentation'}: {len(synsets)} folders, and not one for each of ImageNet-S's "
+            f"{folder / 'validation-segmentation'}: {len(names)} folders, and not one for each of ImageNet-S's "
             f"{', '.join(map(str, IMAGENET_S))} synsets. Masks number the classes in the order of all of them: keep "
             "the empty ones."
         )
     samples = []
-    for number, synset in enumerate(synsets, 1):
+    for number, synset in enumerate(names, 1):
         for mask in sorted((folder / "validation-segmentation" / synset).glob("*.png")):
             path = next((folder / "validation" / synset).glob(f"{mask.stem}.*"), None)
             if path is None:

@@ -41,6 +41,8 @@ class Measure:
 
 def _localisation(context: Context, method: Method, maps: Tensor) -> Figures:
     masks = context.inputs.masks
+    if masks is None:
+        return {}
     return {
         "pointing": localisation.pointing(maps, masks),
         "energy excess": localisation.energy_excess(maps, masks),
@@ -115,7 +117,7 @@ def _classes(context: Context, method: Method, maps: Tensor) -> Figures:
         for i, places in enumerate(inputs.things)
         if len(places) > 1
     ][: context.effort.few]
-    if not pairs:
+    if not pairs or inputs.masks is None:
         return {}
     index = torch.tensor([i for i, _ in pairs], device=maps.device)
     others = torch.tensor([label for _, label in pairs], device=maps.device)
@@ -264,6 +266,8 @@ def _peak(run: Callable[[], object]) -> int:
 def _misclassified(context: Context, method: Method, maps: Tensor) -> Figures:
     """Where the model is wrong: the energy excess of the map of the class that it says, beside that of the true one."""
     inputs = context.inputs
+    if inputs.masks is None:
+        return {}
     # In a scene every class that is there is right.
     right = [
         int(p) == int(label) or int(p) in places

@@ -20,17 +20,19 @@ def over_removals(context: Context, maps: Tensor, kind: str) -> Figures:
     """Agreement with Shapley values over four removals beside its ceiling, and calibration, on one kind of cells."""
     cells = context.cells(kind)
     figures: dict[str, list[Tensor]] = {}
+    masks = context.inputs.masks
     for i, values in enumerate(context.removal_values(kind)):
-        sums, mask = per_segment(maps[i], cells[i]), context.inputs.masks[i].double()
-        inside = per_segment(mask, cells[i]) / per_segment(torch.ones_like(mask), cells[i])
-        own, models_own = energy_on(sums, inside, mask.mean()), energy_on(values, inside, mask.mean())
+        sums = per_segment(maps[i], cells[i])
         agreed, highest = agreement(sums, values), ceiling(values)
-        found = {
-            AGREEMENT: agreed.mean(),
-            CEILING + AGREEMENT: highest.mean(),
-            "calibration": (own - models_own).abs().mean(),
-            "energy above the model's": own - models_own.mean(),
-        }
+        found = {AGREEMENT: agreed.mean(), CEILING + AGREEMENT: highest.mean()}
+        if masks is not None:
+            mask = masks[i].double()
+            inside = per_segment(mask, cells[i]) / per_segment(torch.ones_like(mask), cells[i])
+            own, models_own = energy_on(sums, inside, mask.mean()), energy_on(values, inside, mask.mean())
+            found |= {
+                "calibration": (own - models_own).abs().mean(),
+                "energy above the model's": own - models_own.mean(),
+            }
         for removal, *both in zip(REMOVALS, agreed, highest, strict=True):
             name = f"Shapley agreement, {removal}"
             found |= {name: both[0], CEILING + name: both[1]}

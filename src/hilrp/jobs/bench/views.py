@@ -143,6 +143,8 @@ def model_inputs(loaded: Loaded, samples: list[Sample]) -> ModelInputs:
 
 def _objects(sample: Sample) -> Mask:
     """Where anything is: without a label, all objects of a scene are meant."""
+    if sample.place is None:
+        raise InputError(f"{sample.name}: nobody says where its object is. Give scenes, or a folder with index.json.")
     if sample.scene is None:
         return sample.place()
     return np.logical_or.reduce([thing.mask for thing in sample.scene.things])

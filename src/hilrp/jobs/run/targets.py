@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +11,7 @@ from hilrp.jobs.bench.methods import find
 from hilrp.jobs.run.rows import Row
 from hilrp.jobs.target_text import LABEL, ParsedTarget
 from hilrp.models.libraries.loaded import Loaded
-from hilrp.util.errors import HilrpError, InputError
+from hilrp.util.errors import InputError
 
 
 def asked(text: str, against: str | None, loaded: Loaded) -> ParsedTarget:
@@ -45,26 +43,3 @@ def note_contrast(loaded: Loaded, other: int, target: Tensor, rows: Sequence[Row
         if label == other:
             raise InputError(f"{row['id']}: the target and the class that it is against are the same here.")
         row |= {"against": other, "against_name": loaded.named(other)}
-
-
-def label_index(loaded: Loaded, label: Any) -> int | None:
-    """The class of a label, by number, name, or name of a folder of ImageNet.
-
-    ``None`` if the model knows none of it.
-    """
-    if label is None:
-        return None
-    if isinstance(label, str) and label in (synsets := _synsets()) and len(loaded.classes or ()) == len(synsets):
-        return synsets[label]
-    try:
-        return loaded.index(str(label))
-    except HilrpError:
-        return None
-
-
-@cache
-def _synsets() -> dict[str, int]:
-    """ImageNet's names of folders."""
-    from timm.data import ImageNetInfo
-
-    return {name: i for i, name in enumerate(ImageNetInfo("imagenet-1k").label_names())}

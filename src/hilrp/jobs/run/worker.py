@@ -20,12 +20,13 @@ from hilrp.attribution.explanation import Explanation
 from hilrp.jobs.bench.methods import Method
 from hilrp.jobs.bench.methods import find as find_method
 from hilrp.jobs.bench.methods.relevance import rules_and_chains
+from hilrp.jobs.labels import label_index
 from hilrp.jobs.reference_text import reference_of
 from hilrp.jobs.run import rows
 from hilrp.jobs.run.preparing import Prepared, Preparer
 from hilrp.jobs.run.rows import Row
 from hilrp.jobs.run.store import Piece, Store
-from hilrp.jobs.run.targets import asked, label_index, note_contrast
+from hilrp.jobs.run.targets import asked, note_contrast
 from hilrp.jobs.target_text import LABEL
 from hilrp.models.libraries.loaded import Loaded
 from hilrp.models.loading import load, split_name
