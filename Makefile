@@ -18,7 +18,7 @@ test-slow:
 	$(RUN) -m pytest -m slow
 
 # Model libraries that hilrp knows and doesn't need (requirements/libraries.in), in an environment of their own: one model
-# of each of their families, and what else needs them. About ten minutes on two cores.
+# of each of their families, and what else needs them.
 test-libraries:
 	PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=1 $$($(PYTHON) scripts/environment.py libraries) -m pytest -n 2 tests/libraries
 
