@@ -50,6 +50,8 @@ def test_a_reference_of_ones_own(vit, pictures):
     one = torch.randn(3, 32, 32)
     for given in (one, one[None], one.expand(3, -1, -1, -1)):
         assert torch.equal(hilrp.explain(vit, pictures, 0, reference=given).reference[2], one)
+    with pytest.raises(hilrp.InputError, match=r"reference has the shape \(1, 3, 32, 33\)"):
+        hilrp.explain(vit, pictures, reference=torch.zeros(1, 3, 32, 33))
     with pytest.raises(hilrp.InputError, match=r"reference has the shape \(3, 16, 16\)"):
         hilrp.explain(vit, pictures, 0, reference=one[:, :16, :16])
     with pytest.raises(hilrp.InputError, match="aren't finite"):

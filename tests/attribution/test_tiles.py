@@ -353,6 +353,41 @@ def test_the_input_and_the_model_stay_as_they_are():
     assert not any(t.requires_grad for t in (found.relevance, found.output, found.score))
 
 
+class Writing(SmallUNet):
+    """A model that writes to what it is given, or does the same to a copy."""
+
+    def __init__(self, write, copy):
+        super().__init__()
+        self.write, self.copy = write, copy
+
+    def forward(self, x):
+        x = x.clone() if self.copy else x
+        self.write(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("window", [8, (16, 20)])
+@pytest.mark.parametrize("write", [lambda x: x[:, :, 0].zero_(), lambda x: x.sub_(0.5)])
+def test_what_a_model_writes_to_a_tile_stays_there(write, window):
+    # A plain reference is one number in memory for all places: written to, the map was relative to something else.
+    x, tiles = given(1, 3, 16, 20) + 3, Tiles(window)
+    colour = x.mean((0, 2, 3), keepdim=True)
+    model = made(Writing(write, copy=False))
+    for reference in ({}, {"reference": colour.expand_as(x)}):
+        model.copy = False
+        found = hilrp.explain(model, x, Region(1), tiles=tiles, **reference)
+        model.copy = True
+        expected = hilrp.explain(model, x, Region(1), tiles=tiles, **reference)
+        torch.testing.assert_close(found.relevance, expected.relevance)
+        assert float(found.ledger.residual) < LIMITS[x.dtype]
+    assert torch.equal(colour, x.mean((0, 2, 3), keepdim=True))
+
+
+def test_a_model_that_takes_other_tiles_is_named():
+    with pytest.raises(ModelError, match=r"raised RuntimeError in the model itself .* shape \(4, 2, 8, 8\)"):
+        hilrp.explain(made(SmallUNet()), given(1, 2, 16, 16), Region(1), tiles=Tiles(8))
+
+
 def test_figures_and_files_of_a_tiled_explanation(tmp_path):
     found = hilrp.explain(made(SmallUNet()), given(1, 3, 40, 48), Region(1), tiles=Tiles(16))
     found.save(tmp_path / "whole")

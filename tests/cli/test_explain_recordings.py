@@ -179,3 +179,9 @@ def test_folders(place):
     saved(place / "plain", [slice_of(i) for i in range(4)], [f"IM{i}" for i in range(4)])
     assert "1 of 1 explained" in run(place / "plain", "--model", "fields:scan_as_it_is", "-o", "other")
     assert torch.from_numpy(np.load(place / "other" / "plain.npz")["map"]).shape == (1, 4, 6, 5)
+
+
+def test_bands_without_their_kind_are_told_how_they_are_read(place):
+    found = CliRunner().invoke(app, ["explain", "scene.tif", "--model", "fields:scene", "-o", "out"])
+    assert found.exit_code == 1
+    assert "--kind bands" in " ".join(found.output.split())

@@ -505,6 +505,19 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
+def call_plainly(model: nn.Module, inputs: Any) -> Any:
+    """Calls a model without the engine, on a copy: it may write to what it is given, which others may share."""
+    try:
+        return call_model(model, map_tensors(Tensor.clone, inputs))
+    except (HilrpError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors(inputs))
+        if (reason := shortage(error)) is not None:
+            raise messages.too_large(reason, shapes) from error
+        raise ModelError(messages.failed_forward(error, "the model itself", shapes)) from error
+
+
 def _check_score(engine: Engine, score: Tensor) -> None:
     if score.requires_grad and engine.tracker.varies(score):
         return

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hilrp.attribution.forward_backward import as_written, call_model
+from hilrp.attribution.forward_backward import as_written, call_plainly
 from hilrp.attribution.kinds import Kind, main_input, places
-from hilrp.engine import messages
 from hilrp.targets import Target, score_of
-from hilrp.util.errors import HilrpError, InputError, ModelError
+from hilrp.util.errors import InputError
 from hilrp.util.nested import map_tensors, tensors
 
 
@@ -76,14 +75,8 @@ class Question:
 
     def output(self, x: Any) -> Any:
         """What the model makes of an input."""
-        try:
-            with torch.no_grad(), as_written():
-                return call_model(self.model, map_tensors(Tensor.clone, x))  # a model may write to its input
-        except (HilrpError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            shapes = ", ".join(str(tuple(t.shape)) for t in tensors(x))
-            raise ModelError(messages.failed_forward(error, "the model itself", shapes)) from error
+        with torch.no_grad(), as_written():
+            return call_plainly(self.model, x)
 
     def score(self, x: Any) -> Tensor:
         """The explained score of another input."""

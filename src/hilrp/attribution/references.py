@@ -75,7 +75,8 @@ class Given:
         check_storage(value, "reference")
         value = value.detach().to(x)
         if value.shape == x.shape[1:] or (value.ndim == x.ndim and value.shape[0] == 1):
-            value = value.expand_as(x)
+            fits = all(own in (1, side) for own, side in zip(reversed(value.shape), reversed(x.shape), strict=False))
+            value = value.expand_as(x) if fits else value
         if value.shape != x.shape:
             raise InputError(
                 f"reference has the shape {tuple(value.shape)}, the input {tuple(x.shape)}: give one like the input, "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilrp.attribution.forward_backward import call_model
+from hilrp.attribution.forward_backward import call_plainly
 from hilrp.attribution.kinds import Kind, main_input
 from hilrp.targets import logits_of
 from hilrp.util.errors import InputError
@@ -353,7 +353,8 @@ class Stitched(nn.Module):
         logits: list[Tensor] = []
         for first in range(0, len(places), self.tiles.batch):
             some = places[first : first + self.tiles.batch]
-            output = self._checked(logits_of(call_model(self.model, self.inputs(tree, number, plan, some))), plan, some)
+            given = self.inputs(tree, number, plan, some)
+            output = self._checked(logits_of(call_plainly(self.model, given)), plan, some)
             if output.ndim == 2:
                 logits.append(output.to(home))
                 continue

@@ -90,9 +90,12 @@ def opened(source: Path | IO[bytes], reduce: bool = False) -> Iterator[Image.Ima
     except Image.DecompressionBombError as error:
         raise InputError(f"{name}it has more than {_allowed / 1e6:.0f} megapixels ({error}). {_MORE}") from error
     except UnidentifiedImageError as error:
+        remedy = "Formats such as DICOM, PDF and SVG have to be converted first."
+        if name.lower().endswith((".tif: ", ".tiff: ")):
+            remedy = "A GeoTIFF of bands is read by hilrp.read_file, or hilrp explain --kind bands."
         raise InputError(
             f"{name}not a readable image: it holds none of {', '.join(FORMATS)}, whatever its name says. Is the file "
-            "complete? Formats such as DICOM, PDF and SVG have to be converted first."
+            f"complete? {remedy}"
         ) from error
     except Exception as error:  # decoders raise errors of many kinds on files that are cut short or aren't images
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
