@@ -117,6 +117,10 @@ _REMEDIES = {"ndarray": "torch.from_numpy(x)", "list": "torch.tensor(x)", "tuple
 
 def check_input(x: Any) -> int:
     """The batch size of a sound input; an error that says what is wrong with any other."""
+    iterable = isinstance(x, (Tensor, Iterable))
+    if tensors(x) and not iterable:
+        remedy = "its values with an axis for samples, x.values[None]" if hasattr(x, "values") else "a float tensor"
+        raise InputError(f"The input is a {type(x).__name__}, which no model takes. Pass {remedy}.")
     for t in tensors(x):
         check_storage(t, "The input")
     if isinstance(x, Mapping) and not all(isinstance(name, str) for name in x):

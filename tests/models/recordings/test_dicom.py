@@ -197,6 +197,16 @@ def test_a_series_is_chosen(tmp_path):
         hilrp.read_file(folder, series=9)
 
 
+def test_a_slice_is_not_overwritten(tmp_path):
+    series = saved(tmp_path, [slice_of(i) for i in range(4)], [f"{i}.dcm" for i in range(4)])
+    recording = hilrp.read_file(series)
+    held = {file: file.read_bytes() for file in series.iterdir()}
+    for file in held:
+        with pytest.raises(InputError, match="was read from it"):
+            recording.write(file, recording.values[0])
+    assert held == {file: file.read_bytes() for file in series.iterdir()}
+
+
 def test_what_lies_beside_a_series(series, tmp_path):
     (series / "notes.txt").write_text("no image")
     shutil.copy(pydicom.data.get_testdata_file("rtstruct.dcm", download=False), series / "structures.dcm")

@@ -98,6 +98,19 @@ def test_pictures_and_places(tmp_path):
         assert [(p.row, p.col, p.x, p.y, p.z) for p in kept] == [(p.row, p.col, p.x, p.y, p.z) for p in points]
 
 
+def test_a_scene_is_not_overwritten_and_no_input_by_itself(scene, tmp_path):
+    recording, before = hilrp.read_file(scene), scene.read_bytes()
+    (tmp_path / "link.tif").symlink_to(scene)
+    for place in (scene, tmp_path / "link.tif"):
+        with pytest.raises(InputError, match="was read from it"):
+            recording.write(place, recording.values[0])
+    assert scene.read_bytes() == before
+    with pytest.raises(InputError, match=r"The input is a Recording.*x.values\[None\]"):
+        hilrp.explain(nn.Conv2d(7, 4, 3).eval(), recording, 0)
+    with pytest.raises(InputError, match="each at least 1 and whole"):
+        recording.resized(3.5, 3)
+
+
 def test_what_cannot_be_read(scene, tmp_path, monkeypatch):
     whole = scene.read_bytes()
     for part in (4, 200, len(whole) // 2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -109,8 +110,8 @@ class Recording:
         return replace(self, values=part, geometry=moved)
 
     def _check(self, sides: Sequence[int], what: str) -> None:
-        if len(sides) != len(self.grid) or any(side < 1 for side in sides):
-            raise InputError(f"{what}: give {len(self.grid)} sides, each at least 1, not {tuple(sides)}.")
+        if len(sides) != len(self.grid) or not all(isinstance(side, Integral) and side > 0 for side in sides):
+            raise InputError(f"{what}: give {len(self.grid)} sides, each at least 1 and whole, not {tuple(sides)}.")
 
     def write(self, path: str | Path, found: Explanation | Tensor, sample: int = 0, identify: bool = False) -> Path:
         """Writes a map into a file of its field, in the place where the values lie.
@@ -135,6 +136,8 @@ class Recording:
             raise InputError(
                 f"{printable(place)}: a map of {self.path.name} is written as {' or '.join(self.geometry.endings)}."
             )
+        if self._is_source(place, ending):
+            raise InputError(f"{printable(place)}: the recording was read from it. Give the map a file of its own.")
         held = found.map[sample] if isinstance(found, Explanation) else found
         held = held.detach().float().cpu()
         shapes = [self.grid, *([tuple(self.values.shape)] if self.kind is Kind.BANDS else [])]
@@ -145,6 +148,12 @@ class Recording:
             )
         write_whole(place, self.geometry.encoded(held.numpy(), ending, self, identify))
         return place
+
+    def _is_source(self, place: Path, ending: str) -> bool:
+        """Whether a file is what this was read from, or a DICOM file beside those of its series."""
+        if not place.exists() or not self.path.exists():
+            return False
+        return place.samefile(self.path) or (ending == ".dcm" and place.parent.samefile(self.path))
 
 
 def checked_path(path: Path) -> None:
