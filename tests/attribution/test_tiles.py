@@ -248,6 +248,92 @@ def test_padding_of_a_plain_explanation_is_an_entry():
     assert "padding" not in hilrp.explain(model, x, Region(1), tiles=Tiles(8, value=2.0)).ledger.entries
 
 
+class Around(nn.Module):
+    """A model with something done around it."""
+
+    def __init__(self, model: nn.Module, forward) -> None:
+        super().__init__()
+        self.model, self.around = model, forward
+
+    def forward(self, x):
+        return self.around(self.model, x)
+
+
+@pytest.mark.parametrize("layer", ["norm", "dropout"])
+def test_layers_in_training_stay_in_it_and_are_an_error(layer):
+    model, x = made(SmallUNet()), given(1, 3, 16, 16)
+    model.dropout = nn.Dropout(0.5).eval()
+    getattr(model, layer).train()
+    with pytest.raises(ModelError, match=f"training mode.*{layer}"):
+        hilrp.explain(model, x, Region(1), tiles=Tiles(8))
+    assert getattr(model, layer).training
+    assert not model.training
+
+
+def test_a_wrapper_in_training_does_not_take_the_model_along():
+    model = Around(made(SmallUNet()), lambda model, x: model(x)).train()
+    model.model.eval()
+    assert hilrp.explain(model, given(1, 3, 16, 16), Region(1), tiles=Tiles(8)).verdicts == ["valid"]
+    assert model.training
+    assert not any(module.training for module in model.model.modules())
+
+
+@pytest.mark.parametrize("around", [lambda m, x: m(x) * len(x), lambda m, x: m(x - x.mean(0, keepdim=True))])
+def test_tiles_that_see_each_other_are_told(around):
+    model, x = Around(made(SmallUNet()), around).eval(), given(1, 3, 16, 16)
+    said = "tiles see each other, or how many there are"
+    assert any(said in note for note in hilrp.explain(model, x, Region(1), tiles=Tiles(8)).notes)
+    with pytest.raises(BooksError, match="whichever others are beside it"):  # of a part of the tiles
+        hilrp.explain(model, x, Region(1, box=(1, 1, 5, 15)), tiles=Tiles(8))
+    alone = hilrp.explain(made(SmallUNet()), x, Region(1), tiles=Tiles(8))
+    assert not any(said in note for note in alone.notes)
+
+
+def test_of_several_outputs_it_is_told_which_tiles_are_put_together_of():
+    x = given(1, 3, 16, 16)
+    model = Around(made(SmallUNet()), lambda model, x: (model(x), model.first(x))).eval()
+    found = hilrp.explain(model, x, Region(1), tiles=Tiles(8))
+    assert any("returns several tensors" in note and "(4, 8, 8)" in note for note in found.notes)
+    model = Around(made(SmallUNet()), lambda model, x: {"out": model(x), "aux": model.first(x)}).eval()
+    assert not hilrp.explain(model, x, Region(1), tiles=Tiles(8)).notes
+
+
+@pytest.mark.parametrize("rules", ["secant", "epsilon"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_inputs_that_are_as_many_as_tiles_run_at_once_are_not_taken_for_theirs(length, rules):
+    """Nine tiles, four at a time: groups of four, four and one."""
+
+    class Prompted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.words = nn.Conv2d(3, 2, 3, padding=1), nn.Linear(5, 2)
+
+        def forward(self, pixels, prompts):
+            return torch.relu(self.conv(pixels)) * self.words(prompts).exp().mean(0)[None, :, None, None]
+
+    model, tiles = made(Prompted()), Tiles(6, 0.5)
+    x = {"pixels": given(1 if length > 1 else 2, 3, 12, 12), "prompts": given(length, 5)}
+    found, whole = (explain(model, x, Region(1), tiles=tiles, rules=rules) for explain in (hilrp.explain, _in_one_go))
+    assert float(found.ledger.residual.max()) < 1e-10
+    assert torch.allclose(found.relevance["pixels"], whole.relevance["pixels"], rtol=1e-9, atol=1e-13)
+    assert not found.notes
+
+
+def _in_one_go(model, x, target, tiles, rules):
+    return in_one_go(model, x, target, tiles, rules=rules)
+
+
+@pytest.mark.parametrize("rules", ["epsilon", "hilrp"])
+def test_tiles_whose_score_is_zero_are_no_error(rules):
+    model, x, tiles = made(nn.Sequential(nn.Conv2d(3, 2, 3, bias=False), nn.ReLU())), given(1, 3, 16, 16), Tiles(8, 0.0)
+    x[..., 8:] = 0
+    found = hilrp.explain(model, x, Region(1), rules, tiles=tiles)
+    assert float(found.ledger.residual) < 1e-10
+    assert torch.allclose(found.relevance, in_one_go(model, x, Region(1), tiles, rules=rules).relevance, atol=1e-13)
+    with pytest.raises(ModelError, match="score of sample 0 is zero"):
+        hilrp.explain(model, x * 0, Region(1), rules, tiles=tiles)
+
+
 def test_rules_of_modules_are_found_by_their_own_paths():
     model, x = made(SmallUNet()), given(1, 3, 12, 12)
     own = {"inner": "zplus", "*": "epsilon"}

@@ -431,6 +431,34 @@ def test_an_object_that_was_missed_is_asked_for_at_its_place(rules):
     assert outline[1].sum() == 8
 
 
+def test_where_nothing_was_found_or_boxes_are_no_numbers_none_is_taken_for_the_object():
+    """A row that only fills up what other samples have more of isn't what would have found it."""
+    x, place = torch.zeros(2, 3, 8, 8), (4, 4, 8, 8)
+    logits, corners = torch.tensor([[[2.0], [-3.0]]] * 2), torch.tensor([[[0, 0, 0.2, 0.2], [0.5, 0.5, 1, 1]]] * 2)
+    found = {"logits": logits, "corners": corners, "labels": torch.tensor([[0, 0], [-1, -1]])}
+    with pytest.raises(TargetError, match=r"finds nothing at all in sample 1.*score_thresh=0"):
+        Missed(0, place).prepare(x, lambda x: found)
+    corners = corners.clone()
+    corners[0, 0], corners[1, 1] = torch.nan, torch.nan
+    found = {"logits": logits, "corners": corners}
+    assert Missed(0, place).prepare(x, lambda x: found)(found).tolist() == [-3, 2]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (Mask(0, choice=0.5), "choice=0.5: give the number"),
+        (Mask(0, choice=True), "choice=True: give the number"),
+        (Keypoint(1.5), "joint=1.5"),
+        (Keypoint(True), "joint=True"),
+    ],
+)
+def test_masks_and_joints_have_whole_numbers(target, said):
+    seen = {"pred_masks": torch.rand(1, 1, 3, 4, 4), "keypoints": torch.rand(1, 1, 3, 4, 4)}
+    with pytest.raises(TargetError, match=said):
+        target.prepare(torch.zeros(1, 3, 8, 8), lambda x: seen)
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [

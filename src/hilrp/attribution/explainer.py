@@ -502,7 +502,7 @@ class Explainer:
         results = [t for t in tensors((found.relevance, found.score)) if t.is_floating_point()]
         if not all(bool(t.isfinite().all()) for t in results):
             self._unsound(non_finite(self.model, run))
-        elif reference is None and (message := zero_score(found.score)) is not None:
+        elif reference is None and not is_step and (message := zero_score(found.score)) is not None:
             self._unsound(ModelError(message))
         elif (
             self.rules.conserving

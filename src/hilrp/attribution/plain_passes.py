@@ -363,7 +363,7 @@ class Comparison:
         plain = self._asked(self._output(other), count)
         if [t.shape for t in followed] != [t.shape for t in plain]:
             return False  # the model took another way, which it says
-        apart = [_differ(a, b, self.found.limit) for a, b in zip(plain, followed, strict=True)]
+        apart = [differ(a, b, self.found.limit) for a, b in zip(plain, followed, strict=True)]
         if not any(apart):
             return False
         again = self._asked(self._output(other), count)
@@ -505,10 +505,11 @@ def _others_together(model: nn.Module, x: Any, target: Target, found: Explanatio
         return None
     if runs[0].shape != ours.shape:
         return True
-    return _differ(runs[0].double(), ours.double(), tolerance([ours.dtype], ours.device))
+    return differ(runs[0].double(), ours.double(), tolerance([ours.dtype], ours.device))
 
 
-def _differ(a: Tensor, b: Tensor, limit: float) -> bool:
+def differ(a: Tensor, b: Tensor, limit: float) -> bool:
+    """Whether any numbers of two outputs, a row for each sample, differ by more than rounding."""
     apart = (a - b).abs() > limit * torch.maximum(b.abs(), _median(b)[:, None]).nan_to_num(0.0, 0.0, 0.0)
     return bool((apart | (a.isfinite() != b.isfinite())).any())
 

@@ -16,18 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hilrp.attribution.checks import near_zero
+from hilrp.attribution.checks import near_zero, tolerance, zero_score
 from hilrp.attribution.explainer import Audit, Explainer, named_by_places
 from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import Pass, input_names
 from hilrp.attribution.kinds import main_input
+from hilrp.attribution.plain_passes import differ
 from hilrp.attribution.tiles import Layout, Place, Plan, Pool, Stitched, Swept, Tiles, padded, sums
 from hilrp.engine.tape import Tapes
 from hilrp.method.ledger import REFERENCE, Books, Ledger
 from hilrp.method.rules import DEFAULT_RULES, AnyRules
 from hilrp.targets import Target, logits_of
 from hilrp.targets.classes import Checked, Several
-from hilrp.util.errors import BooksError, TargetError
+from hilrp.util.errors import BooksError, ModelError, TargetError
 from hilrp.util.nested import map_tensors, tensors
 
 #: The entry of what lies on the margins of an input that is smaller than a tile.
@@ -95,6 +96,7 @@ class TiledExplainer(Explainer):
             target = Checked(whole.target, whole.against)
         seeds = self._seeds(head, swept, target, batch, before)
         del before
+        whole = replace(whole, notes=whole.notes | self._of_sweep(swept, x))
         return self._second_sweep(whole, x, reference, swept.layout, seeds, is_step or tapes is not None)
 
     def _seeds(self, head: Explainer, swept: Swept, target: Target, batch: int, before: Tensor | None) -> Tensor:
@@ -103,6 +105,26 @@ class TiledExplainer(Explainer):
         run = Pass(head.model, swept.output, target, head.rules, books, self._problem, batch, reference=before)
         seeds: Tensor = run.gradients()
         return seeds if swept.layout is None else swept.layout.uncrop(seeds).div_(swept.layout.total)
+
+    def _of_sweep(self, swept: Swept, x: Any) -> dict[str, int]:
+        """What should be said of how the model takes tiles."""
+        notes, (output, beside, others) = {}, swept.first
+        if others:
+            notes[
+                f"the model returns several tensors: tiles are put together of the first, {tuple(output.shape[1:])} of "
+                f"each, which alone the target is given, and not of {', '.join(map(str, others))}"
+            ] = 1
+        if not self._checks or beside == 1:
+            return notes
+        with torch.no_grad():
+            alone = self._stitched.alone(x)
+        limit = tolerance([output.dtype], output.device)
+        if alone.shape != output.shape or differ(alone.flatten(1).double(), output.flatten(1).double(), limit):
+            notes[
+                f"tiles see each other, or how many there are: alone, one has another output than beside {beside - 1} "
+                "others. Score and map are others with another Tiles(batch=...)"
+            ] = 1
+        return notes
 
     def _second_sweep(
         self, whole: Explanation, x: Any, reference: Any, layout: Layout | None, seeds: Tensor, is_step: bool
@@ -124,11 +146,13 @@ class TiledExplainer(Explainer):
         ledgers: list[Ledger] = []
         owners: list[int] = []
         notes, unchecked, limit = Counter(whole.notes), dict.fromkeys(whole.unchecked), whole.tolerance
-        for some, own in self._seeded(plan, layout, seeds):
-            given = self._stitched.inputs(inputs, number, plan, some)
-            before = None if others is None else self._stitched.inputs(others, number, plan, some)
+        for some, own in self._seeded(plan, layout, seeds, _held(inputs, plan.batch)):
+            run = some + some[:1] * (len(own) - len(some))
+            given = self._stitched.inputs(inputs, number, plan, run)
+            before = None if others is None else self._stitched.inputs(others, number, plan, run)
             target = Seeded(own.to(tensors(given)[number].device))
-            found = self.of_tiles._explain(given, target, len(some), before, is_step=True)
+            found = self.of_tiles._explain(given, target, len(run), before, is_step=True)
+            found = found if len(run) == len(some) else found[: len(some)]
             _add(relevance, found.relevance, number, plan, some)
             ledgers.append(map_tensors(lambda t: t.to(whole.score.device), found.ledger))
             owners += [place.sample for place in some]
@@ -155,17 +179,33 @@ class TiledExplainer(Explainer):
             unchecked=tuple(unchecked),
             kind=None if kind is None else kind[1],
         )
+        if not is_step and reference is None and (message := zero_score(explanation.score)) is not None:
+            self._unsound(ModelError(message))
         if not is_step and self.rules.conserving and not bool((ledger.residual <= limit).all()):
             self._unsound(
                 BooksError(
                     f"The ledger of the tiles doesn't close: {float(ledger.residual.max()):.1e} of the score is "
-                    "unaccounted for. Does the model give a tile the same output at each call?"
+                    "unaccounted for. Does the model give a tile the same output at each call, whichever others are "
+                    "beside it?"
                 )
             )
         return explanation
 
-    def _seeded(self, plan: Plan, layout: Layout | None, seeds: Tensor) -> Iterator[tuple[list[Place], Tensor]]:
-        """As many tiles as run at once, with what their outputs count; those that count nothing are left out."""
+    def _seeded(
+        self, plan: Plan, layout: Layout | None, seeds: Tensor, held: set[int]
+    ) -> Iterator[tuple[list[Place], Tensor]]:
+        """As many tiles as run at once, with what their outputs count; those that count nothing are left out.
+
+        Tiles that are as many as an input holds that is the same for all (``held``) would have it taken for theirs:
+        the first is there once more, for what it counts, beyond the places.
+        """
+
+        def filled() -> tuple[list[Place], Tensor]:
+            count = len(some)
+            while count in held:
+                count += 1
+            return some, torch.cat(own + own[:1] * (count - len(some)))
+
         some: list[Place] = []
         own: list[Tensor] = []
         for place in plan.places():
@@ -175,10 +215,10 @@ class TiledExplainer(Explainer):
                 some.append(place)
                 own.append(seed if layout is None else seed * layout.weights)
             if len(some) == self._stitched.tiles.batch:
-                yield some, torch.cat(own)
+                yield filled()
                 some, own = [], []
         if some:
-            yield some, torch.cat(own)
+            yield filled()
 
     def _ledger(
         self, whole: Ledger, ledgers: list[Ledger], owners: list[int], margins: Tensor, x: Any, relevance: Any
@@ -204,6 +244,11 @@ class TiledExplainer(Explainer):
         return replace(
             whole, pixels=torch.stack(list(inputs.values())).sum(0), inputs=inputs, entries=entries, leaks=leaks
         )
+
+
+def _held(inputs: Any, batch: int) -> set[int]:
+    """How long the inputs are that are the same for all samples."""
+    return {len(t) for t in tensors(inputs) if t.ndim and t.is_floating_point() and len(t) != batch}
 
 
 def _add(total: Any, relevance: Any, number: int, plan: Plan, places: list[Place]) -> None:

@@ -279,16 +279,32 @@ class Layout(NamedTuple):
             yield start, min(length, round((before + size) * side / own)) - start
 
 
+class Sample(NamedTuple):
+    """What a model made of the first tile.
+
+    Attributes:
+        output: ``[1,...]``.
+        beside: How many tiles ran at once.
+        others: The shapes of what else it returned.
+    """
+
+    output: Tensor
+    beside: int
+    others: tuple[tuple[int, ...], ...]
+
+
 class Swept(NamedTuple):
     """What a model makes of all tiles.
 
     Attributes:
         output: Stitched, ``[B,classes,...]``; of a classifier the logits of all tiles, ``[B,tiles,classes]``.
         layout: How the tiles lie in it; ``None`` of a classifier.
+        first: What it made of the first tile.
     """
 
     output: Tensor
     layout: Layout | None
+    first: Sample
 
 
 class Stitched(nn.Module):
@@ -311,7 +327,7 @@ class Stitched(nn.Module):
         for name in ("pretrained_cfg", "input_names", "main_input_name"):  # what else is asked of a model
             if hasattr(model, name):
                 setattr(self, name, getattr(model, name))
-        self.train(model.training)
+        self.training = model.training  # of this module alone: what the model's own are in is theirs
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """What the model makes of a larger input, of positional or of named ones."""
@@ -351,10 +367,13 @@ class Stitched(nn.Module):
         tree, home = padded(tree, number, plan), tensors(tree)[number].device
         places, layout, whole = list(plan.places()), None, None
         logits: list[Tensor] = []
+        sample: Sample | None = None
         for first in range(0, len(places), self.tiles.batch):
             some = places[first : first + self.tiles.batch]
-            given = self.inputs(tree, number, plan, some)
-            output = self._checked(logits_of(call_plainly(self.model, given)), plan, some)
+            made = call_plainly(self.model, self.inputs(tree, number, plan, some))
+            output = self._checked(logits_of(made), plan, some)
+            if sample is None:
+                sample = Sample(output.detach()[:1], len(some), _others(made, output))
             if output.ndim == 2:
                 logits.append(output.to(home))
                 continue
@@ -365,9 +384,17 @@ class Stitched(nn.Module):
             weighed = output * layout.weights
             for place, each in zip(some, weighed, strict=True):
                 layout.cut(whole[place.sample : place.sample + 1], place.starts).add_(each)
+        assert sample is not None
         if whole is None or layout is None:
-            return Swept(torch.cat(logits).unflatten(0, (plan.batch, plan.count)), None)
-        return Swept(layout.crop(whole.div_(layout.total)), layout)
+            return Swept(torch.cat(logits).unflatten(0, (plan.batch, plan.count)), None, sample)
+        return Swept(layout.crop(whole.div_(layout.total)), layout, sample)
+
+    def alone(self, tree: Any) -> Tensor:
+        """What the model makes of the first tile, with no other beside it."""
+        number, plan = self.main(tree)
+        some = [next(plan.places())]
+        given = self.inputs(padded(tree, number, plan), number, plan, some)
+        return self._checked(logits_of(call_plainly(self.model, given)), plan, some)
 
     def pooled(self, swept: Swept) -> Tensor:
         """The output of the whole."""
@@ -420,6 +447,13 @@ def padded(tree: Any, number: int, plan: Plan) -> Any:
     """An input whose main tensor has its margins."""
     main = tensors(tree)[number]
     return map_tensors(lambda t: plan.pad(t) if t is main else t, tree)
+
+
+def _others(made: Any, output: Tensor) -> tuple[tuple[int, ...], ...]:
+    """The shapes of what a model returned beside an output; not of what a mapping or an object has by name."""
+    if not isinstance(made, (tuple, list)) or any(hasattr(made, name) for name in ("logits", "out")):
+        return ()
+    return tuple(tuple(t.shape) for t in tensors(made) if t.is_floating_point())[1:]
 
 
 def sums(t: Tensor) -> Tensor:

@@ -350,6 +350,14 @@ class Missed:
         labels = _part(output, "labels")
         if labels is not None and labels.ndim == 2:  # of models that return what they find, only that
             cost = cost.masked_fill(labels < 0, torch.inf)
+        cost = cost.nan_to_num(torch.inf, torch.inf, torch.inf)  # a box of no numbers is nowhere
+        nowhere = (cost == torch.inf).all(1).nonzero().flatten().tolist()
+        if nowhere:
+            raise TargetError(
+                f"targets.Missed: the model finds nothing at all in sample {nowhere[0]}, so that no query of it could "
+                "have been the object. Let it keep what it would leave out: torchvision's detectors with "
+                "score_thresh=0, a Yolo with confidence=0, overlap=1."
+            )
         return cost.argmin(1)
 
     def overlaps(self, output: Any, size: tuple[int, int]) -> Tensor:
@@ -405,6 +413,8 @@ class Mask:
 
     def prepare(self, x: Any, run: Callable[[Any], Any]) -> Callable[[Any], Tensor]:
         """The mean over the mask that the model makes of the input, as a function of its output."""
+        if not (self.choice is None or type(self.choice) is int):
+            raise TargetError(f"targets.Mask: choice={self.choice!r}: give the number of a mask, from 0.")
         seen = run(x)
         choice = self.choice if self.choice is not None else self._best(seen)
         masks = self.masks(seen, choice).detach()
@@ -488,8 +498,8 @@ class Keypoint:
                 "objects, joints, height, width]. It is for Keypoint R-CNN by hilrp.load."
             )
         _check_found(_part(output, "labels"), self.query, "Keypoint")
-        if not 0 <= self.joint < found.shape[2]:
-            raise TargetError(f"targets.Keypoint: joint={self.joint}: the model knows {found.shape[2]}, from 0.")
+        if type(self.joint) is not int or not 0 <= self.joint < found.shape[2]:
+            raise TargetError(f"targets.Keypoint: joint={self.joint!r}: the model knows {found.shape[2]}, from 0.")
         return _at(found, _one_for_each(self.query, found, "Keypoint"), "Keypoint")[:, self.joint].flatten(1)
 
 
