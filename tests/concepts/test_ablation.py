@@ -120,3 +120,46 @@ def test_bad_input_is_told():
         AtLayer(model, "0#2", torch.randn(1, 3)).values()
     with pytest.raises(hilrp.InputError, match="from 0 to 3"):
         Concepts(model, "0").without(4, torch.randn(1, 3), 0)
+
+
+class Skipped(nn.Module):
+    """A skip that begins before `inner`, and a dropout that returns what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Linear(3, 4), nn.Dropout(0.5)
+        self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        return self.head(h + self.inner(self.drop(h)).tanh_())
+
+
+@pytest.mark.parametrize("at", ["drop", "drop:input", "inner:input"])
+def test_a_tensor_that_also_goes_on_beside_the_module_is_told(at):
+    """Its concepts hold both ways' relevance; a run that changes one way alone would be compared with it."""
+    torch.manual_seed(0)
+    model, x = Skipped().eval(), torch.randn(2, 3)
+    with pytest.raises(hilrp.ModelError, match="goes on other ways"):
+        Concepts(model, at).without(0, x, 0)
+    written = Concepts(model, "inner").without(0, x, 0)  # in place, which is no other way
+    assert float(written.change.abs().max()) > 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_models_made_in_inference_mode():
+    with torch.inference_mode():
+        model, x = Skipped().eval(), torch.randn(2, 3)
+        assert Concepts(model, "inner").without(0, x, 0).change.shape == (2,)
+        with pytest.raises(hilrp.ModelError, match="goes on other ways"):
+            Concepts(model, "drop").without(0, x, 0)
+
+
+def test_of_a_layer_that_runs_twice_the_run_has_to_be_said():
+    layer = nn.Linear(3, 3)
+    model, x = nn.Sequential(layer, nn.ReLU(), layer).eval(), torch.randn(1, 3)
+    with pytest.raises(hilrp.InputError, match="more than once"):
+        AtLayer(model, "0", x).values()
+    with pytest.raises(hilrp.InputError, match="more than once"):
+        AtLayer(model, "0", x)(torch.zeros(1, 3))
+    assert torch.equal(AtLayer(model, "0#2", x).values(), model(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -310,3 +311,23 @@ def test_a_sparse_autoencoder_on_the_residual_stream():
         assert float(made.residual) < 1e-10
         assert float(made.difference.abs().max()) < 1e-10 * float(made.ledger.scale)
     assert float(made.kept["bias of the encoder"].abs().max()) > 0
+
+
+def test_channels_of_a_sequence_are_not_guessed():
+    """Of sound, a convolution returns [B,C,L] and a transformer [B,L,C]."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 30, 2)).eval()
+    x = torch.randn(2, 1, 32)
+    with pytest.raises(hilrp.InputError, match="axis=1 if they come first"):
+        Concepts(model, "1").relevance(x, 1)
+    assert Concepts(model, "1", axis=1).relevance(x, 1).relevance.shape == (2, 4)
+
+
+def test_numbers_of_concepts_are_whole_numbers_of_any_kind():
+    concepts = Concepts(small().double(), "2", axis=1)
+    own = concepts.without(1, X, 1).ablated
+    for same in (np.int64(1), torch.tensor(1), np.array([1]), [np.int64(1)], torch.tensor([1])):
+        assert torch.equal(concepts.without(same, X, 1).ablated, own)
+    for wrong in (1.5, True, "1", [1.0], np.array([0.5])):
+        with pytest.raises(hilrp.InputError, match="from 0 to 3"):
+            concepts.without(wrong, X, 1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hilrp
-from hilrp.concepts import Concepts, Directions, Groups
+from hilrp.concepts import Concepts, Directions, Groups, graph
 
 X = torch.randn(2, 3, 8, 8, dtype=torch.double, generator=torch.Generator().manual_seed(3))
 
@@ -158,3 +158,42 @@ def test_a_decoder_has_to_be_a_tensor():
     with pytest.raises(hilrp.InputError, match="the decoder is a list"):
         Directions([[1.0]])
     assert Groups(2) == Groups(2)
+
+
+class NotFinite(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h.relu() * torch.tensor(float("nan"))
+
+
+@pytest.mark.parametrize("audit", ["strict", "warn"])
+def test_codes_that_are_not_finite_are_told(audit):
+    """NaN is larger than no limit: a ledger of it must not pass for one that closes."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(2, 3)
+    basis = Directions(torch.eye(4), NotFinite().eval())
+    concepts = Concepts(model, "1", basis, audit=audit)
+    if audit == "warn":
+        with pytest.warns(hilrp.AuditWarning, match="isn't finite"):
+            concepts.relevance(x, 1)
+        return
+    for ask in (concepts.relevance, concepts.maps):
+        with pytest.raises(hilrp.BooksError, match="isn't finite"):
+            ask(x, 1)
+    with pytest.raises(hilrp.BooksError, match="does not add up"):
+        graph(model, ["1", "0"], x, 1, basis={"1": None, "0": basis})
+
+
+@pytest.mark.parametrize("rules", ["secant", "hilrp"])
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_directions_in_16_bits(dtype, encoded, rules):
+    """Backward passes in float16 begin with a larger seed, also those through an encoder."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(512, 3)).eval().to(dtype)
+    encoder = nn.Sequential(nn.Linear(8, 20), nn.ReLU()).eval().to(dtype) if encoded else None
+    basis = Directions(torch.randn(20 if encoded else 5, 8), encoder)
+    made = Concepts(model, "1", basis, rules, axis=1).maps(torch.randn(2, 3, 8, 8, dtype=dtype), 1)
+    limit = 5e-3 if dtype == torch.float16 else 4e-2  # eight times coarser
+    assert float((made.difference.abs() / made.ledger.scale[:, None]).max()) < limit
+    assert float(made.ledger.residual.max()) < limit

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import hilrp
-from hilrp.concepts import Concepts
+from hilrp.concepts import Concepts, Directions
 from hilrp.concepts.galleries import Gallery, box_of
 from hilrp.jobs.run.items import find
 from hilrp.jobs.run.preparing import Preparer
@@ -146,3 +146,33 @@ def test_bad_input_is_told(loaded, tmp_path):
         made.strongest(0, by="size")
     with pytest.raises(hilrp.InputError, match="top=0"):
         made.counts(0)
+    for wrong in (-1, 9999):
+        with pytest.raises(hilrp.InputError, match=f"concept={wrong}"):
+            made.classes(wrong)
+
+
+class TopK(torch.nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        found = h.topk(self.count, -1)
+        return torch.zeros_like(h).scatter(-1, found.indices, found.values)
+
+
+def test_an_encoder_is_known_by_all_that_it_was_set_to(loaded, tmp_path):
+    """Encoders without weights of their own: how many codes are kept is in none of them."""
+    channels = gallery(loaded, tmp_path).concepts.relevance(torch.randn(1, 3, 128, 128), 0).relevance.shape[1]
+
+    def of(encoder) -> Gallery:
+        concepts = Concepts(loaded.model, "layer4", Directions(torch.eye(channels), encoder))
+        return Gallery(loaded, concepts, tmp_path, piece=4)
+
+    [*of(TopK(3).eval()).scan("scenes:0:2")]
+    assert [*of(TopK(3).eval()).scan("scenes:0:2")] == [2]
+    for other in (TopK(4), torch.nn.ReLU(), torch.nn.Sequential(TopK(3))):
+        with pytest.raises(hilrp.InputError, match="basis"):
+            [*of(other.eval()).scan("scenes:0:2")]
+    with pytest.raises(hilrp.InputError, match="is a function"):
+        [*of(lambda h: h.relu()).scan("scenes:0:2")]

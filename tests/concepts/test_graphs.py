@@ -98,3 +98,5 @@ def test_bad_input_is_told():
         graph(model, ["blocks.2", "blocks.1"], x, 1, count=0)
     with pytest.raises(hilrp.InputError, match="no module named 'nothing'"):
         graph(model, ["blocks.2", "nothing"], x, 1)
+    with pytest.raises(hilrp.InputError, match=r"there is none for \['blocks.1'\]"):
+        graph(model, ["blocks.2", "blocks.1"], x, 1, basis={"blocks.2": 4})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from hilrp.attribution.explanation import Explanation
 from hilrp.attribution.forward_backward import call_model
 from hilrp.concepts.layer import Layer
 from hilrp.method.rules import AnyRules
-from hilrp.targets import Target
+from hilrp.targets import Target, score_of
 from hilrp.util.errors import InputError, ModelError
 from hilrp.util.nested import map_tensors, tensors
 
@@ -72,6 +73,23 @@ class AtLayer(nn.Module):
             raise ModelError(f"at: `{self._layer}` does not run, or has no tensor of numbers.")
         return seen[0]
 
+    def goes_other_ways(self, target: Target, batch: int) -> bool:
+        """Whether the score also depends on the layer's tensor otherwise than through what is replaced."""
+        if any(t.is_inference() for t in (*self.model.parameters(), *self.model.buffers())):  # takes no gradients
+            with torch.inference_mode(False):
+                return AtLayer(deepcopy(self.model), str(self._layer), self._form).goes_other_ways(target, batch)
+        found: list[tuple[Tensor, Tensor]] = []
+
+        def through(own: Tensor) -> Tensor:
+            found.append((own, own.clone()))
+            return found[0][1].clone()  # which the model may write to
+
+        with torch.inference_mode(False), torch.enable_grad(), self._at_layer(through):
+            given = map_tensors(lambda t: t.clone().requires_grad_(t.is_floating_point()), self._form)
+            score = score_of(call_model(self.model, given), target, batch).value.sum()
+            all_ways, own_way = torch.autograd.grad(score, found[0], allow_unused=True, materialize_grads=True)
+        return not torch.allclose(all_ways, own_way, rtol=0, atol=0, equal_nan=True)
+
     @contextmanager
     def _at_layer(self, change: Any) -> Iterator[list[Tensor]]:
         """Within, the layer's tensor is another one.
@@ -105,6 +123,11 @@ class AtLayer(nn.Module):
             yield seen
         finally:
             handle.remove()
+        if layer.run is None and runs > 1:
+            raise InputError(
+                f'at: `{layer}` runs more than once in a pass. Say which run: at="{layer.keep}#1", '
+                f'"{layer.keep}#2", ...'
+            )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from operator import index
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ class Concepts:
         found, cut = cut_pass(self._explainer, x, target)
         try:
             whole, section, _, _ = self._split(found, cut)
-            chosen = _chosen([concepts] if isinstance(concepts, int) else concepts, section.count)
+            chosen = _chosen(concepts, section.count)
             ablated = section.back(section.written.without(chosen)).contiguous()
             now = section.kept.tensor.detach()
         finally:
@@ -176,6 +177,12 @@ class Concepts:
             raise ModelError(
                 f"without: of what `{self.layer}` returns it is another tensor that goes on, of shape "
                 f"{tuple(now.shape)}. Name a module that returns this one alone."
+            )
+        if layer.goes_other_ways(asked, len(found)):
+            raise ModelError(
+                f"without: what is at `{self.layer}` also goes on other ways than from there (a skip that begins "
+                "before the module, a dropout that returns what it was given), where it can't be set. Name the module "
+                "that made it, or one whose result goes no other way."
             )
         with torch.no_grad():
             ablated_score = score_of(layer(ablated.reshape(shape)), asked, len(found)).value
@@ -204,7 +211,13 @@ class Concepts:
             found.ledger.relative_to, found.ledger.floor,
         )  # fmt: skip
         made = ConceptRelevance(str(self.layer), relevance, section.activations, ledger, found)
-        if found.rules.conserving and bool((ledger.residual > found.tolerance).any()):
+        if not bool(relevance.isfinite().all() & outside.isfinite().all()):
+            self._unsound(
+                f"what concepts of `{self.layer}` hold isn't finite (NaN or infinite): the basis, or its encoder, "
+                "makes such numbers of the layer's values, or they overflow their type. Look at the codes, or use "
+                "float32."
+            )
+        elif found.rules.conserving and not bool((ledger.residual <= found.tolerance).all()):
             self._unsound(
                 f"the ledger of `{self.layer}` does not close:\n{ledger.table(int(ledger.residual.argmax()))}"
             )
@@ -212,13 +225,13 @@ class Concepts:
 
     def _check(self, made: ConceptMaps) -> None:
         found = made.explanation
-        if bool((made.residual > found.tolerance).any()):
+        if not bool((made.residual <= found.tolerance).all()):  # NaN is no agreement
             self._unsound(
                 f"the maps of concepts of `{made.at}` and the rest are {float(made.residual.max()):.2g} off the whole "
                 "map. Try at_once=1; if that differs, an operation's batched form is wrong: please report it."
             )
         missing = made.difference.abs() / made.ledger.scale[:, None].clamp(min=torch.finfo(torch.float64).tiny)
-        if found.rules.conserving and bool((missing > found.tolerance).any()):
+        if found.rules.conserving and not bool((missing <= found.tolerance).all()):
             worst = made.concepts[int(missing.amax(0).argmax())]
             self._unsound(
                 f"the map of concept {worst} of `{made.at}` and what constants kept of it are "
@@ -252,11 +265,13 @@ def cut_pass(explainer: Explainer, x: Any, target: Target) -> tuple[Explanation,
     return found, Cut(run, found)
 
 
-def _chosen(concepts: Iterable[int] | None, count: int) -> list[int]:
+def _chosen(concepts: int | Iterable[int] | None, count: int) -> list[int]:
     """The numbers of concepts, each once."""
     if concepts is None:
         return [*range(count)]
-    chosen = concepts.tolist() if isinstance(concepts, Tensor) else list(concepts)
+    several = concepts.tolist() if isinstance(concepts, Tensor) else concepts
+    given = [*several] if isinstance(several, Iterable) else [several]
+    chosen = [index(each) if hasattr(each, "__index__") and not isinstance(each, bool) else each for each in given]
     wrong = [each for each in chosen if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < count]
     if not chosen or wrong:
         raise InputError(f"concepts={chosen}: give numbers from 0 to {count - 1}, at least one.")

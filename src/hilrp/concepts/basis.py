@@ -195,9 +195,15 @@ class Directions:
         """Codes along the directions."""
         decoder = self.decoder.detach().to(now)
         if self.encoder is None or isinstance(self.encoder, Tensor):
-            matrix = torch.linalg.pinv(decoder.mT) if self.encoder is None else self.encoder.detach().to(now)
+            matrix = _inverse(decoder) if self.encoder is None else self.encoder.detach().to(now)
             return _InDirections(decoder, _Linear(matrix, now, before), now, before)
         return _InDirections(decoder, _Encoder(self.encoder, len(decoder), now, before), now, before)
+
+
+def _inverse(decoder: Tensor) -> Tensor:
+    """The pseudo-inverse of directions; torch has none for numbers of 16 bits."""
+    wide = decoder if decoder.dtype in (torch.float32, torch.float64) else decoder.float()
+    return torch.linalg.pinv(wide.mT).to(decoder)
 
 
 class _InDirections:
@@ -295,7 +301,9 @@ class _Encoder:
     @property
     def kept(self) -> dict[str, Tensor]:
         """What constants kept of what went back last, at each place."""
-        return {kind: t.reshape(self._shape[:-1]) for (_, kind), t in self._books.shares.items()}
+        # Of gradients as they came, which may have been begun with another seed than the encoder's own.
+        seed = self._books.seed
+        return {kind: t.reshape(self._shape[:-1]) * seed for (_, kind), t in self._books.shares.items()}
 
     def back(self, g: Tensor) -> Tensor:
         """Gradients of the values, of gradients of the codes."""

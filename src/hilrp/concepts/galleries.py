@@ -189,9 +189,7 @@ class Gallery:
     def strongest(self, concept: int, count: int = 9, by: By = "relevance") -> list[Example]:
         """The pictures in which a concept holds most of the score, or in which there is most of it; best first."""
         values = self._values(by)
-        if not 0 <= concept < values.shape[1]:
-            raise InputError(f"concept={concept}: give a number from 0 to {values.shape[1] - 1}.")
-        own = values[:, concept]
+        own = values[:, self._one_of(concept)]
         order = [i for i in np.argsort(-own, kind="stable") if np.isfinite(own[i])][:count]
         return [self._example(int(i), float(own[i])) for i in order]
 
@@ -202,6 +200,7 @@ class Gallery:
 
     def classes(self, concept: int, top: int = 5) -> dict[str, tuple[int, int]]:
         """Of each explained class, in how many pictures a concept is among those that hold most, and of how many."""
+        concept = self._one_of(concept)
         targets = [int(t) for t in self._found["target"]]
         good = np.isfinite(self._found["score"])
         all_of = Counter(t for t, ok in zip(targets, good, strict=True) if ok)
@@ -317,6 +316,12 @@ class Gallery:
             raise InputError(f'by={by!r}: use "relevance" or "activation".')
         return self._found[by]
 
+    def _one_of(self, concept: int) -> int:
+        count = self._found["relevance"].shape[1]
+        if not 0 <= concept < count:
+            raise InputError(f"concept={concept}: give a number from 0 to {count - 1}.")
+        return concept
+
     def _among(self, top: int) -> np.ndarray:
         values = np.nan_to_num(self._found["relevance"], nan=-np.inf)
         if top < 1:
@@ -390,10 +395,22 @@ def described(concepts: Concepts) -> dict[str, Any]:
         if isinstance(encoder, Tensor):
             told["encoder"] = _digest([encoder])
         elif isinstance(encoder, nn.Module):
-            told["encoder"] = f"{type(encoder).__name__} {_digest([*encoder.state_dict().values()])}"
+            told["encoder"] = f"{_of_modules(encoder)} {_digest([*encoder.state_dict().values()])}"
         elif encoder is not None:
-            told["encoder"] = getattr(encoder, "__qualname__", repr(encoder))
+            raise InputError(
+                "basis: the encoder is a function, and a folder can't tell it from another that was changed. Give a "
+                "module (nn.Module), whose weights and settings it is known by."
+            )
     return {"at": str(concepts.layer), "axis": concepts.layer.axis, "basis": told} | concepts.settings
+
+
+def _of_modules(encoder: nn.Module) -> str:
+    """What an encoder is made of: its classes, and their settings (how many of a top-k)."""
+    plain = (bool, int, float, str, type(None))
+    return "; ".join(
+        f"{name} {module._get_name()} {sorted((k, v) for k, v in vars(module).items() if isinstance(v, plain))}"
+        for name, module in encoder.named_modules()
+    )
 
 
 def _digest(several: Sequence[Tensor]) -> str:

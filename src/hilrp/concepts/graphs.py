@@ -154,6 +154,9 @@ def graph(
     layers = [Layer.named(each, axis) for each in at]
     if len(set(layers)) < len(layers):
         raise InputError(f"at={list(at)}: a layer is named twice.")
+    missing = [each for each in at if each not in basis] if isinstance(basis, Mapping) else []
+    if missing:
+        raise InputError(f"basis: there is none for {missing}. Give one for each layer; None for channels.")
     with in_words_of_layers():
         explainer = Explainer(model, rules, reference, stages=None, keep=[*dict.fromkeys(each.keep for each in layers)])
     found, cut = cut_pass(explainer, x, target)
@@ -184,7 +187,7 @@ def graph(
     made = ConceptGraph(list(at), relevance, chosen, steps, found)
     if found.rules.conserving:
         for step in made.steps:
-            if bool((step.difference.abs() > found.tolerance * found.ledger.scale[:, None]).any()):
+            if not bool((step.difference.abs() <= found.tolerance * found.ledger.scale[:, None]).all()):
                 raise BooksError(
                     f"the step from `{step.upper}` to `{step.lower}` does not add up: "
                     f"{float(step.difference.abs().max()):.3g} of relevance is nowhere."

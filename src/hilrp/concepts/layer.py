@@ -112,7 +112,7 @@ class Layer:
             return self.axis % t.ndim
         if t.ndim == 2:
             return 1
-        if t.ndim == 3:
+        if t.ndim == 3 and image is not None:  # tokens of a picture; of sound, channels may come first
             return 2
         last = channels_last(t.shape, image) if t.ndim == 4 and image is not None else None
         if last is None:
