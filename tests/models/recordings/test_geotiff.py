@@ -111,6 +111,22 @@ def test_a_scene_is_not_overwritten_and_no_input_by_itself(scene, tmp_path):
         recording.resized(3.5, 3)
 
 
+def test_values_are_what_the_file_means(tmp_path):
+    """Satellite products keep reflectances as whole numbers, with a slope and an offset for each band."""
+    data = np.random.default_rng(1).integers(1, 4000, (2, 6, 5)).astype(np.uint16)
+    data[0, 0, 0] = 0
+    path = _written(tmp_path / "scaled.tif", data, nodata=0)
+    with rasterio.open(path, "r+") as raster:
+        raster.scales, raster.offsets = (0.0001, 2.0), (-0.1, 0.0)
+    recording = hilrp.read_file(path)
+    with rasterio.open(path) as raster:  # rasterio's own arithmetic
+        expected = np.stack([raster.read(i + 1) * raster.scales[i] + raster.offsets[i] for i in range(2)])
+    expected[0, 0, 0] = 0
+    np.testing.assert_allclose(recording.values, expected, rtol=1e-6)
+    assert any("slopes and offsets" in note for note in recording.notes)
+    assert any("1 of 60 values have no value" in note for note in recording.notes)
+
+
 def test_what_cannot_be_read(scene, tmp_path, monkeypatch):
     whole = scene.read_bytes()
     for part in (4, 200, len(whole) // 2):

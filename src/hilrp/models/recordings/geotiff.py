@@ -95,6 +95,10 @@ def read(path: Path) -> Recording:
             )
         notes: list[str] = []
         values = raster.read(out_dtype=np.float32)
+        slopes, offsets = (np.array(each, np.float64).reshape(-1, 1, 1) for each in (raster.scales, raster.offsets))
+        if (slopes != 1).any() or offsets.any():
+            values = (values * slopes + offsets).astype(np.float32)
+            notes.append("its bands have slopes and offsets, which were applied")
         held = finite(path, values, "value", notes, lambda: raster.read_masks() == 0)
         points, crs = raster.gcps
         ground = Ground(raster.crs, raster.transform, (tuple(points), crs))
