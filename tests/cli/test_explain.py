@@ -292,8 +292,11 @@ def test_notes_on_what_the_model_saw(tmp_path):
     facts = json.loads(result.stdout)[0]
     assert (facts["size"], facts["seen"]) == ([60, 40], [128, 128])
     assert any("enlarged" in note for note in facts["image_notes"])
-    assert any("know the objects of scenes" in note for note in facts["image_notes"])
+    assert "zoo/resnet knows the objects of scenes and nothing else" in facts["image_notes"]
     assert "of which the model saw 128 x 128" in (tmp_path / "out/index.html").read_text()
+    result = invoke("explain", tmp_path / "small.png", "--model", "zoo/resnet-photo", "-o", tmp_path / "two", "--json")
+    notes = json.loads(result.stdout)[0]["image_notes"]
+    assert "zoo/resnet-photo knows ten classes of photographs and nothing else" in notes
 
 
 def test_results_of_an_image_appear_whole(picture, tmp_path, monkeypatch):

@@ -195,7 +195,8 @@ class Loaded:
         if min(size) < min(seen):
             notes.append(f"the picture ({size[0]} x {size[1]}) was enlarged")
         if self.of_zoo and tuple(size) != tuple(seen):
-            notes.append("models of the zoo know the objects of scenes and nothing else")
+            known = "ten classes of photographs" if self.name.endswith("-photo") else "the objects of scenes"
+            notes.append(f"{self.name} knows {known} and nothing else")
         return notes
 
     def seen_mask(self, mask: np.ndarray) -> Tensor:
