@@ -141,6 +141,17 @@ def test_what_is_said_where_the_place_is_lost(place):
     assert (place / "out" / "scan.html").exists()
 
 
+def test_values_that_are_missing_are_said_on_the_terminal(place):
+    """What was put in their place is explained, too."""
+    scan = nibabel.load(place / "scan.nii.gz")
+    values = scan.get_fdata().astype("f4")
+    values[:2, 0, 0] = np.nan
+    nibabel.save(nibabel.Nifti1Image(values, scan.affine), "holes.nii.gz")
+    said = " ".join(run("holes.nii.gz", "--model", "fields:scan_as_it_is", "-o", "out").split())
+    assert "holes: 2 of 960 voxels have no value; they were set to 0" in said
+    assert "have no value" not in run("scan.nii.gz", "--model", "fields:scan_as_it_is", "-o", "whole")
+
+
 def test_what_cannot_be_explained(place):
     from PIL import Image
 

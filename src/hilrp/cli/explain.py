@@ -224,7 +224,7 @@ def _summary(outcomes: list[Outcome], asked: int) -> None:
     done = sum(o.error is None for o in outcomes)
     if done:
         console.print(_table(outcomes))
-        for sentence in _sentences(outcomes) + _explanations(outcomes):
+        for sentence in _sentences(outcomes) + _notes(outcomes) + _explanations(outcomes):
             console.print(escape(sentence), highlight=False)
     reused = sum(o.reused for o in outcomes)
     again = f" ({reused} of them by an earlier run)" if reused else ""
@@ -282,6 +282,12 @@ def _share(marked: dict[str, Any], i: int) -> str:
 def _sentences(outcomes: list[Outcome]) -> list[str]:
     """What is said of each picture, where they are few: of more the page has it."""
     found = [f"{o.label}: {each}" for o in outcomes for each in o.facts.get("sentence", ())]
+    return found if len(found) <= _SAID else []
+
+
+def _notes(outcomes: list[Outcome]) -> list[str]:
+    """What was odd about the pictures and recordings; of more than a few the page has it."""
+    found = [f"{o.label}: {each}" for o in outcomes for each in o.facts.get("image_notes", ())]
     return found if len(found) <= _SAID else []
 
 
