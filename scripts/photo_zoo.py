@@ -41,8 +41,8 @@ SETTLED = 4096
 #: Part of the target that is the label; the rest is the teacher's.
 LABEL = 0.2
 
-#: How many steps all models take, and on how many views each: models of this size wait for kernels to be launched, so
-#: that four times the views cost little more than once.
+#: How many steps all models take, and on how many views each. On one H200 a step of all twelve took 246 ms, one of 128
+#: views 72 ms: a little more views in the same time.
 STEPS, BATCH = 8_000, 512
 #: Models with convolutions and batch normalisation bear a higher rate.
 RECIPES = {
@@ -260,7 +260,7 @@ def train(
 ) -> Iterator[dict[str, Any]]:
     """Trains models side by side on the same batches, from the weights of a folder or from nothing; yields their cards.
 
-    Models of this size leave most of a GPU idle, so that their steps run at once. Where time would run out before the
+    Their steps run at once, since none of them fills a GPU alone. Where time would run out before the
     steps are done, the rate falls sooner, and the cards say how many steps it was.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True

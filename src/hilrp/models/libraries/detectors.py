@@ -168,11 +168,6 @@ def _recorded(module: nn.Module, copied: Callable[[Any], Any] = lambda output: o
         handle.remove()
 
 
-def _copies(output: Any) -> list[dict[str, Tensor]]:
-    """The objects of each image, as mappings that nobody else writes to."""
-    return [dict(each) for each in output[0]]
-
-
 class _OneStage:
     """RetinaNet, FCOS, SSD: a head gives logits and a box for every anchor."""
 

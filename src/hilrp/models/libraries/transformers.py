@@ -61,10 +61,7 @@ _RESNET = {
     "layer_type": "basic",
     "out_features": ["stage2", "stage3", "stage4"],
 }
-_DETR = {
-    "use_timm_backbone": False,
-    "use_pretrained_backbone": False,
-    "backbone": None,
+_QUERIES = {
     "d_model": 32,
     "num_queries": 7,
     "encoder_layers": 2,
@@ -74,6 +71,7 @@ _DETR = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48,
 }
+_DETR = _QUERIES | {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 #: Words with the numbers that Grounding DINO takes for what ends a phrase.
 _PHRASES = {
     "input_ids": torch.tensor([101, 7, 9, 1012, 12, 1012, 102]),
@@ -261,18 +259,11 @@ SMALL: dict[str, Small] = {
     ),
     "grounding-dino": Small(
         "GroundingDinoForObjectDetection",
-        {
+        _QUERIES
+        | {
             "backbone_config": _SWIN_BACKBONE | {"out_features": ["stage2", "stage3", "stage4"]},
             "text_config": {"model_type": "bert", "vocab_size": 2000}
             | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-            "d_model": 32,
-            "num_queries": 7,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 48,
-            "decoder_ffn_dim": 48,
             "num_feature_levels": 3,
             "max_text_len": 16,
         },
